@@ -1,0 +1,412 @@
+"""The only place that knows the generated classes: messages.py to the wire and back.
+
+Decoding checks what the types cannot: a malformed message raises InvalidRequestError naming the
+field, so that the caller can drop one request or one session and go on.
+"""
+
+from __future__ import annotations
+
+from cluster.errors import InvalidRequestError
+from cluster.load import DrafterLoad, DrafterState, VerifierLoad
+from cluster.protocol import drafting_pb2, generation_pb2
+from cluster.protocol.messages import (
+    CommitTokens,
+    DrafterBatch,
+    DrafterHello,
+    DrafterReport,
+    OpenSession,
+    RouterBatch,
+    RouterHello,
+    SessionDraft,
+    SessionError,
+    SetPath,
+    TargetBatch,
+    TargetHello,
+    VerifierBatch,
+    VerifierHello,
+)
+from cluster.types import (
+    Draft,
+    DraftNode,
+    ErrorEvent,
+    FinishEvent,
+    FinishReason,
+    GenerationEvent,
+    GenerationRequest,
+    Path,
+    SamplingParams,
+    SpeculationStats,
+    TokensEvent,
+)
+
+
+def _path(speculative: bool) -> Path:
+    return Path.SPECULATIVE if speculative else Path.PLAIN
+
+
+# --- generation ------------------------------------------------------------------------------
+
+
+def encode_router_batch(batch: RouterBatch) -> generation_pb2.RouterBatch:
+    message = generation_pb2.RouterBatch(
+        submits=[_encode_submit(request) for request in batch.submits],
+        cancels=batch.cancels,
+        set_paths=[
+            generation_pb2.SetPath(
+                request_id=change.request_id, speculative=change.path is Path.SPECULATIVE
+            )
+            for change in batch.set_paths
+        ],
+    )
+    if batch.hello is not None:
+        message.hello.protocol_version = batch.hello.protocol_version
+        message.hello.router_id = batch.hello.router_id
+        message.hello.fingerprint = batch.hello.fingerprint
+    return message
+
+
+def decode_router_batch(message: generation_pb2.RouterBatch) -> RouterBatch:
+    hello = None
+    if message.HasField("hello"):
+        hello = RouterHello(
+            router_id=message.hello.router_id,
+            fingerprint=message.hello.fingerprint,
+            protocol_version=message.hello.protocol_version,
+        )
+    return RouterBatch(
+        hello=hello,
+        submits=tuple(_decode_submit(submit) for submit in message.submits),
+        cancels=tuple(message.cancels),
+        set_paths=tuple(SetPath(s.request_id, _path(s.speculative)) for s in message.set_paths),
+    )
+
+
+def _encode_submit(request: GenerationRequest) -> generation_pb2.Submit:
+    sampling = request.sampling
+    return generation_pb2.Submit(
+        request_id=request.request_id,
+        request_key=request.request_key,
+        prompt_ids=request.prompt_ids,
+        resumed_ids=request.resumed_ids,
+        sampling=generation_pb2.Sampling(
+            temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
+        ),
+        max_tokens=request.max_tokens,
+        stop_token_ids=sorted(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        speculative=request.path is Path.SPECULATIVE,
+        num_speculative_tokens=request.num_speculative_tokens,
+        drafter=request.drafter,
+        deadline_ms=request.deadline_ms,
+    )
+
+
+def _decode_submit(submit: generation_pb2.Submit) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=submit.request_id,
+        request_key=submit.request_key,
+        prompt_ids=tuple(submit.prompt_ids),
+        resumed_ids=tuple(submit.resumed_ids),
+        sampling=SamplingParams(
+            submit.sampling.temperature, submit.sampling.top_k, submit.sampling.top_p
+        ),
+        max_tokens=submit.max_tokens,
+        stop_token_ids=frozenset(submit.stop_token_ids),
+        ignore_eos=submit.ignore_eos,
+        path=_path(submit.speculative),
+        num_speculative_tokens=submit.num_speculative_tokens,
+        drafter=submit.drafter or "auto",
+        deadline_ms=submit.deadline_ms,
+    )
+
+
+def encode_verifier_batch(batch: VerifierBatch) -> generation_pb2.VerifierBatch:
+    message = generation_pb2.VerifierBatch(drain=batch.drain)
+    if batch.hello is not None:
+        message.hello.protocol_version = batch.hello.protocol_version
+        message.hello.noise_version = batch.hello.noise_version
+        message.hello.incarnation = batch.hello.incarnation
+        message.hello.fingerprint = batch.hello.fingerprint
+    for event in batch.events:
+        _add_event(message, event)
+    if batch.load is not None:
+        message.load.CopyFrom(_encode_load(batch.load))
+    return message
+
+
+def _add_event(message: generation_pb2.VerifierBatch, event: GenerationEvent) -> None:
+    if isinstance(event, TokensEvent):
+        message.tokens.add(
+            request_id=event.request_id,
+            position=event.position,
+            token_ids=event.token_ids,
+            drafted=event.drafted,
+            num_draft_tokens=event.num_draft_tokens,
+        )
+    elif isinstance(event, FinishEvent):
+        message.finishes.add(
+            request_id=event.request_id,
+            reason=event.reason.value,
+            stats=generation_pb2.SpeculationStats(
+                drafter=event.stats.drafter,
+                num_steps=event.stats.num_steps,
+                drafted_per_position=event.stats.drafted_per_position,
+                accepted_per_position=event.stats.accepted_per_position,
+            ),
+        )
+    else:
+        message.errors.add(
+            request_id=event.request_id, kind=event.kind, message=event.message, param=event.param
+        )
+
+
+def decode_verifier_batch(message: generation_pb2.VerifierBatch) -> VerifierBatch:
+    hello = None
+    if message.HasField("hello"):
+        hello = VerifierHello(
+            incarnation=message.hello.incarnation,
+            fingerprint=message.hello.fingerprint,
+            protocol_version=message.hello.protocol_version,
+            noise_version=message.hello.noise_version,
+        )
+    return VerifierBatch(
+        hello=hello,
+        events=_decode_events(message),
+        load=_decode_load(message.load) if message.HasField("load") else None,
+        drain=message.drain,
+    )
+
+
+def _decode_events(message: generation_pb2.VerifierBatch) -> tuple[GenerationEvent, ...]:
+    events: list[GenerationEvent] = [
+        TokensEvent(
+            t.request_id, t.position, tuple(t.token_ids), tuple(t.drafted), t.num_draft_tokens
+        )
+        for t in message.tokens
+    ]
+    events += [
+        FinishEvent(
+            f.request_id,
+            FinishReason(f.reason),
+            SpeculationStats(
+                f.stats.drafter,
+                f.stats.num_steps,
+                tuple(f.stats.drafted_per_position),
+                tuple(f.stats.accepted_per_position),
+            ),
+        )
+        for f in message.finishes
+    ]
+    events += [ErrorEvent(e.request_id, e.kind, e.message, e.param) for e in message.errors]
+    return tuple(events)
+
+
+def _encode_load(load: VerifierLoad) -> generation_pb2.VerifierLoad:
+    return generation_pb2.VerifierLoad(
+        running=load.running,
+        waiting=load.waiting,
+        kv_blocks_used=load.kv_blocks_used,
+        kv_blocks_total=load.kv_blocks_total,
+        step_ms=load.step_ms,
+        step_tokens=load.step_tokens,
+        knee_tokens=load.knee_tokens,
+        drafters=[
+            generation_pb2.DrafterLink(
+                incarnation=d.incarnation,
+                state=d.state.value,
+                sessions=d.sessions,
+                tokens_per_s=d.tokens_per_s,
+                queue_ms=d.queue_ms,
+                rtt_ms=d.rtt_ms,
+                num_draft_tokens=d.num_draft_tokens,
+                num_accepted_tokens=d.num_accepted_tokens,
+            )
+            for d in load.drafters
+        ],
+    )
+
+
+def _decode_load(load: generation_pb2.VerifierLoad) -> VerifierLoad:
+    return VerifierLoad(
+        running=load.running,
+        waiting=load.waiting,
+        kv_blocks_used=load.kv_blocks_used,
+        kv_blocks_total=load.kv_blocks_total,
+        step_ms=load.step_ms,
+        step_tokens=load.step_tokens,
+        knee_tokens=load.knee_tokens,
+        drafters=tuple(
+            DrafterLoad(
+                incarnation=d.incarnation,
+                state=DrafterState(d.state),
+                sessions=d.sessions,
+                tokens_per_s=d.tokens_per_s,
+                queue_ms=d.queue_ms,
+                rtt_ms=d.rtt_ms,
+                num_draft_tokens=d.num_draft_tokens,
+                num_accepted_tokens=d.num_accepted_tokens,
+            )
+            for d in load.drafters
+        ),
+    )
+
+
+# --- drafting --------------------------------------------------------------------------------
+
+
+def encode_target_batch(batch: TargetBatch) -> drafting_pb2.TargetBatch:
+    message = drafting_pb2.TargetBatch(
+        opens=[
+            drafting_pb2.OpenSession(
+                session=o.session,
+                epoch=o.epoch,
+                token_ids=o.token_ids,
+                num_prompt_tokens=o.num_prompt_tokens,
+                request_key=o.request_key,
+                temperature=o.sampling.temperature,
+                top_k=o.sampling.top_k,
+                top_p=o.sampling.top_p,
+                num_speculative_tokens=o.num_speculative_tokens,
+            )
+            for o in batch.opens
+        ],
+        commits=[
+            drafting_pb2.CommitTokens(session=c.session, position=c.position, token_ids=c.token_ids)
+            for c in batch.commits
+        ],
+        pauses=batch.pauses,
+        resumes=batch.resumes,
+        closes=batch.closes,
+    )
+    if batch.hello is not None:
+        message.hello.protocol_version = batch.hello.protocol_version
+        message.hello.noise_version = batch.hello.noise_version
+        message.hello.incarnation = batch.hello.incarnation
+        message.hello.target_model = batch.hello.target_model
+        message.hello.vocabulary = batch.hello.vocabulary
+    return message
+
+
+def decode_target_batch(message: drafting_pb2.TargetBatch) -> TargetBatch:
+    hello = None
+    if message.HasField("hello"):
+        hello = TargetHello(
+            incarnation=message.hello.incarnation,
+            target_model=message.hello.target_model,
+            vocabulary=message.hello.vocabulary,
+            protocol_version=message.hello.protocol_version,
+            noise_version=message.hello.noise_version,
+        )
+    return TargetBatch(
+        hello=hello,
+        opens=tuple(
+            OpenSession(
+                session=o.session,
+                epoch=o.epoch,
+                token_ids=tuple(o.token_ids),
+                num_prompt_tokens=o.num_prompt_tokens,
+                request_key=o.request_key,
+                sampling=SamplingParams(o.temperature, o.top_k, o.top_p),
+                num_speculative_tokens=o.num_speculative_tokens,
+            )
+            for o in message.opens
+        ),
+        commits=tuple(
+            CommitTokens(c.session, c.position, tuple(c.token_ids)) for c in message.commits
+        ),
+        pauses=tuple(message.pauses),
+        resumes=tuple(message.resumes),
+        closes=tuple(message.closes),
+    )
+
+
+def encode_drafter_batch(batch: DrafterBatch) -> drafting_pb2.DrafterBatch:
+    message = drafting_pb2.DrafterBatch(
+        drafts=[_encode_draft(draft) for draft in batch.drafts],
+        errors=[
+            drafting_pb2.SessionError(
+                session=e.session, epoch=e.epoch, kind=e.kind, message=e.message
+            )
+            for e in batch.errors
+        ],
+        drain=batch.drain,
+    )
+    if batch.hello is not None:
+        message.hello.protocol_version = batch.hello.protocol_version
+        message.hello.noise_version = batch.hello.noise_version
+        message.hello.incarnation = batch.hello.incarnation
+        message.hello.drafter = batch.hello.drafter
+        message.hello.vocabulary = batch.hello.vocabulary
+        message.hello.max_sessions = batch.hello.max_sessions
+        message.hello.max_speculative_tokens = batch.hello.max_speculative_tokens
+        message.hello.max_context_len = batch.hello.max_context_len
+    if batch.load is not None:
+        message.load.sessions = batch.load.sessions
+        message.load.tokens_per_s = batch.load.tokens_per_s
+        message.load.queue_ms = batch.load.queue_ms
+    return message
+
+
+def decode_drafter_batch(message: drafting_pb2.DrafterBatch) -> DrafterBatch:
+    """A draft whose node fields differ in length keeps no nodes and is marked by parent -2, so
+    that the trie counts it as malformed and the session goes on."""
+    hello = None
+    if message.HasField("hello"):
+        hello = DrafterHello(
+            incarnation=message.hello.incarnation,
+            drafter=message.hello.drafter,
+            vocabulary=message.hello.vocabulary,
+            max_sessions=message.hello.max_sessions,
+            max_speculative_tokens=message.hello.max_speculative_tokens,
+            max_context_len=message.hello.max_context_len,
+            protocol_version=message.hello.protocol_version,
+            noise_version=message.hello.noise_version,
+        )
+    load = None
+    if message.HasField("load"):
+        load = DrafterReport(
+            message.load.sessions, message.load.tokens_per_s, message.load.queue_ms
+        )
+    return DrafterBatch(
+        hello=hello,
+        drafts=tuple(_decode_draft(draft) for draft in message.drafts),
+        errors=tuple(SessionError(e.session, e.epoch, e.kind, e.message) for e in message.errors),
+        load=load,
+        drain=message.drain,
+    )
+
+
+def _encode_draft(item: SessionDraft) -> drafting_pb2.SessionDraft:
+    nodes = item.draft.nodes
+    return drafting_pb2.SessionDraft(
+        session=item.session,
+        epoch=item.epoch,
+        anchor_position=item.draft.anchor_position,
+        anchor_hash=item.draft.anchor_hash,
+        token_ids=[node.token_id for node in nodes],
+        parents=[node.parent for node in nodes],
+        confidences=[node.confidence for node in nodes],
+    )
+
+
+def _decode_draft(item: drafting_pb2.SessionDraft) -> SessionDraft:
+    num_nodes = len(item.token_ids)
+    if len(item.parents) == num_nodes == len(item.confidences):
+        nodes = tuple(map(DraftNode, item.token_ids, item.parents, item.confidences))
+    else:
+        nodes = (DraftNode(0, MALFORMED_PARENT, 0.0),)
+    return SessionDraft(
+        item.session, item.epoch, Draft(item.anchor_position, item.anchor_hash, nodes)
+    )
+
+
+MALFORMED_PARENT = -2
+"""No node has this parent; a draft that holds it is malformed."""
+
+
+def check_token_ids(token_ids: tuple[int, ...], vocab_size: int, field: str) -> None:
+    """Raise InvalidRequestError if an id is outside the vocabulary."""
+    if token_ids and not (0 <= min(token_ids) and max(token_ids) < vocab_size):
+        raise InvalidRequestError(
+            f"{field} holds a token id outside [0, {vocab_size})", param=field
+        )

@@ -1,0 +1,179 @@
+"""Values that every member of the cluster agrees on. Pure data: no torch, no Ray, no wire."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Path(StrEnum):
+    """Which way a request is decoded."""
+
+    SPECULATIVE = "speculative"
+    PLAIN = "plain"
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended, in OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """What shapes the target distribution. The defaults are OpenAI's."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 is off."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens whose mass reaches this; 1 is off."""
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One generation, as a router submits it to a verifier."""
+
+    request_id: str
+    """Made by the router, unique in the cluster."""
+    request_key: int
+    """Key of the coupled noise, unsigned 64 bit; see :func:`make_request_key`."""
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    max_tokens: int
+    """Most tokens to generate, `resumed_ids` included."""
+    resumed_ids: tuple[int, ...] = ()
+    """Generated tokens that the client already has, from a verifier that was lost."""
+    stop_token_ids: frozenset[int] = frozenset()
+    """End the generation, besides the model's own end-of-sequence ids."""
+    ignore_eos: bool = False
+    path: Path = Path.PLAIN
+    num_speculative_tokens: int = 0
+    """Most drafts verified in a step; 0 takes the verifier's own setting."""
+    drafter: str = "auto"
+    deadline_ms: int = 0
+    """Time left to finish; 0 is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """What speculation did for one request."""
+
+    drafter: str = ""
+    """Drafter last used; empty if none."""
+    num_steps: int = 0
+    """Forwards that committed tokens of this request."""
+    drafted_per_position: tuple[int, ...] = ()
+    """Index j: drafts verified at position j of a block."""
+    accepted_per_position: tuple[int, ...] = ()
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return sum(self.drafted_per_position)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        return sum(self.accepted_per_position)
+
+
+@dataclass(frozen=True, slots=True)
+class TokensEvent:
+    """Tokens of one request that one step made final."""
+
+    request_id: str
+    position: int
+    """Index of the first id, counted from the first generated token."""
+    token_ids: tuple[int, ...]
+    drafted: tuple[bool, ...]
+    """Per id: it was an accepted draft."""
+    num_draft_tokens: int = 0
+    """Drafts verified in the step that made these ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishEvent:
+    """A generation came to its end by ids or length; nothing follows."""
+
+    request_id: str
+    reason: FinishReason
+    stats: SpeculationStats = field(default_factory=SpeculationStats)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorEvent:
+    """A generation failed; nothing follows."""
+
+    request_id: str
+    kind: str
+    """Name in the error table of cluster/errors.py."""
+    message: str
+    param: str = ""
+
+
+GenerationEvent = TokensEvent | FinishEvent | ErrorEvent
+
+
+@dataclass(frozen=True, slots=True)
+class DraftNode:
+    """One proposed token in a draft's trie."""
+
+    token_id: int
+    parent: int
+    """Index of the parent node in the same draft; -1 is the anchor."""
+    confidence: float = 1.0
+    """Estimated chance of acceptance given that the parent was accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A small trie that hangs on a prefix. Empty `nodes` is legal and means: nothing to propose."""
+
+    anchor_position: int
+    """Number of tokens before the first node."""
+    anchor_hash: int
+    """Prefix hash of those tokens; see cluster/protocol/prefix_hash.py."""
+    nodes: tuple[DraftNode, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a router must know of the target to serve it; a verifier tells it over its handle."""
+
+    name: str
+    """As clients name it."""
+    max_model_len: int
+    """Most tokens of prompt and completion together."""
+    vocab_size: int
+    vocabulary: str
+    """Fingerprint of the vocabulary."""
+    fingerprint: str
+    """Everything the output depends on: model, revision, dtype, kernel class, vocabulary."""
+    eos_token_ids: tuple[int, ...]
+    tokenizer_json: str
+    """The text of tokenizer.json."""
+    chat_template: str
+    """Jinja source; empty if the model has none."""
+    bos_token: str = ""
+    eos_token: str = ""
+    pad_token: str = ""
+
+
+def make_request_key(secret: bytes, choice: int, prompt_ids: tuple[int, ...]) -> int:
+    """Key of the coupled noise of one choice of one request, unsigned 64 bit.
+
+    `secret` is the client's seed (as bytes) or fresh randomness. Choices and prompts enter too, so
+    that n > 1 and one seed used over many prompts do not share noise.
+    """
+    digest = hashlib.blake2b(digest_size=8, person=b"paceline-key-v1")
+    digest.update(len(secret).to_bytes(8, "little") + secret)
+    digest.update(choice.to_bytes(8, "little"))
+    for token_id in prompt_ids:
+        digest.update(token_id.to_bytes(4, "little"))
+    return int.from_bytes(digest.digest(), "little")

@@ -1,0 +1,134 @@
+"""What goes into the engine loop and what comes out of it: plain values, nothing else crosses.
+
+The engine runs in a thread of its own and may become a process of its own; so nothing here holds a
+socket, a callback or a tensor. Sequences are named by `seq`, an integer the engine's owner chooses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cluster.load import VerifierLoad
+from cluster.types import Draft, GenerationEvent, GenerationRequest, Path, SamplingParams
+
+# --- inbox -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A router submitted a generation."""
+
+    seq: int
+    request: GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The consumer left; free everything."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class PathChanged:
+    """The router changed a request's path."""
+
+    seq: int
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSessionLive:
+    """A drafter took the session; drafts will come."""
+
+    seq: int
+    drafter: str
+    """Name of the drafter, for the reply's statistics."""
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSessionLost:
+    """No drafter serves the session now; the draft client looks for another by itself."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftArrived:
+    """A drafter's proposal for a live session, its epoch already checked."""
+
+    seq: int
+    draft: Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """End the loop."""
+
+
+EngineInput = (
+    Submitted
+    | Cancelled
+    | PathChanged
+    | DraftSessionLive
+    | DraftSessionLost
+    | DraftArrived
+    | Stopped
+)
+
+# --- outbox ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOpen:
+    """Find a drafter for this sequence and open a session there."""
+
+    seq: int
+    token_ids: tuple[int, ...]
+    """All committed tokens."""
+    num_prompt_tokens: int
+    request_key: int
+    sampling: SamplingParams
+    num_speculative_tokens: int
+    drafter: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCommit:
+    """Tokens that this step made final."""
+
+    seq: int
+    position: int
+    """Of the first id, counted from the first prompt token."""
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOrders:
+    """What the draft client shall tell the drafters after one step. Applied in field order."""
+
+    opens: tuple[DraftOpen, ...] = ()
+    commits: tuple[DraftCommit, ...] = ()
+    resyncs: tuple[int, ...] = ()
+    """Sequences whose drafts named an unknown anchor: open again with the committed tokens."""
+    pauses: tuple[int, ...] = ()
+    resumes: tuple[int, ...] = ()
+    closes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceEvent:
+    """A generation event and the sequence it belongs to."""
+
+    seq: int
+    event: GenerationEvent
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput:
+    """Everything one step says."""
+
+    events: tuple[SequenceEvent, ...] = ()
+    orders: DraftOrders = field(default_factory=DraftOrders)
+    load: VerifierLoad = field(default_factory=VerifierLoad)
