@@ -1,4 +1,4 @@
-"""Configuration of the three applications: an application's `args:` in the Serve YAML is its config.
+"""Configuration of the three applications: each one's `args:` in the Serve YAML.
 
 Frozen, unknown keys refused. Each part of the code gets the section it needs, never the whole.
 """
@@ -94,6 +94,9 @@ class VerifierConfig(Section):
     rpc: RpcConfig = RpcConfig()
     drafter_app: str = "drafter"
     """Serve application whose replicas draft for this verifier; it may be absent."""
+    drain_grace_s: FiniteSeconds = 15.0
+    """On shutdown, time for running generations to finish; less than the deployment's
+    graceful_shutdown_timeout_s."""
     stall_timeout_s: FiniteSeconds = 60.0
     """Health fails when work waits and the engine has not stepped for this long."""
 
@@ -125,6 +128,8 @@ class DrafterConfig(Section):
     """Longest chain in one draft."""
     session_ttl_s: FiniteSeconds = 600.0
     """A session without any message for this long is closed."""
+    drain_grace_s: FiniteSeconds = 5.0
+    """On shutdown, time for open sessions to be closed by their verifiers."""
     rpc: RpcConfig = RpcConfig()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -163,6 +164,25 @@ class ModelCard:
     bos_token: str = ""
     eos_token: str = ""
     pad_token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A replica as the others find it: Serve's metadata of it."""
+
+    incarnation: str
+    """Random name of this life of the replica."""
+    address: str
+    """host:port of its gRPC server."""
+    replica_id: str = ""
+    node_id: str = ""
+    pid: int = 0
+    model: str = ""
+    fingerprint: str = ""
+
+
+Members = Mapping[str, Member]
+"""The replicas of one deployment, by incarnation."""
 
 
 def make_request_key(secret: bytes, choice: int, prompt_ids: tuple[int, ...]) -> int:

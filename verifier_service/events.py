@@ -126,9 +126,20 @@ class SequenceEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftVerdict:
+    """How the drafts of one drafter fared in one step."""
+
+    incarnation: str
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineOutput:
     """Everything one step says."""
 
     events: tuple[SequenceEvent, ...] = ()
     orders: DraftOrders = field(default_factory=DraftOrders)
+    verdicts: tuple[DraftVerdict, ...] = ()
     load: VerifierLoad = field(default_factory=VerifierLoad)
+    """Without the drafters, which the draft client knows."""

@@ -406,7 +406,7 @@ MALFORMED_PARENT = -2
 
 def check_token_ids(token_ids: tuple[int, ...], vocab_size: int, field: str) -> None:
     """Raise InvalidRequestError if an id is outside the vocabulary."""
-    if token_ids and not (0 <= min(token_ids) and max(token_ids) < vocab_size):
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
         raise InvalidRequestError(
             f"{field} holds a token id outside [0, {vocab_size})", param=field
         )

@@ -1,1 +1,1 @@
-
+"""How drafts are made: one interface, and the drafters that implement it."""

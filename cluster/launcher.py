@@ -1,0 +1,143 @@
+"""Runs the whole system on this machine: a Ray cluster of our own, with the Serve YAML deployed on
+it by the request that `serve deploy` makes too. Everything it started ends with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+import yaml
+from ray import serve
+from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+
+READY_TIMEOUT_S = 900.0
+"""The first start converts or downloads the model."""
+_POLL_S = 0.5
+_DRAIN_TIMEOUT_S = 12.0
+_EXIT_TIMEOUT_S = 5.0
+_MIN_LOGICAL_CPUS = 8
+"""Ray's CPUs are bookkeeping; a small laptop must be able to place every replica."""
+
+
+class LaunchError(Exception):
+    """The system did not come up; the message says why."""
+
+
+def run(config_path: Path, port: int | None) -> None:
+    """Serve until SIGINT or SIGTERM. Raise LaunchError if the system does not get ready."""
+    stop = threading.Event()
+    config = _load_config(config_path, port)
+    try:
+        _start(config, stop)
+        if not stop.is_set():
+            _print_welcome(_url(config))
+            stop.wait()
+    finally:
+        _say("stopping")
+        _stop()
+
+
+def _start(config: dict[str, Any], stop: threading.Event) -> None:
+    _say("starting Ray")
+    context = ray.init(
+        address="local",
+        num_cpus=max(_MIN_LOGICAL_CPUS, os.cpu_count() or 1),
+        include_dashboard=True,
+        log_to_driver=False,
+        object_store_memory=128 << 20,  # Tokens never pass through it.
+        logging_level="warning",
+    )
+    for signum in (signal.SIGINT, signal.SIGTERM):  # After Ray, which sets its own.
+        signal.signal(signum, lambda *_: stop.set())
+    dashboard = f"http://{context.dashboard_url}"
+    client = ServeSubmissionClient(dashboard)
+    _say(f"deploying the applications (dashboard: {dashboard})")
+    client.deploy_applications(config)
+    _wait_until_ready(client, _url(config), stop)
+
+
+def _wait_until_ready(client: ServeSubmissionClient, url: str, stop: threading.Event) -> None:
+    deadline = time.monotonic() + READY_TIMEOUT_S
+    seen: dict[str, str] = {}
+    while not stop.is_set():
+        applications = client.get_serve_details()["applications"]
+        for name, details in applications.items():
+            status = details["status"]
+            if seen.get(name) != status:
+                seen[name] = status
+                _say(f"  {name}: {status.lower()}")
+            if status == "DEPLOY_FAILED":
+                raise LaunchError(f"application {name} failed to start: {details['message']}")
+        if _is_ready(url):
+            return
+        if time.monotonic() > deadline:
+            raise LaunchError(f"{url}/health/ready did not answer within {READY_TIMEOUT_S:.0f} s")
+        stop.wait(_POLL_S)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health/ready", timeout=2) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return False
+
+
+def _stop() -> None:
+    """Drain the applications, end Ray, and see that every process we started is gone."""
+    started = psutil.Process().children(recursive=True)
+    if ray.is_initialized():
+        # A thread, because a Ray that is itself in trouble may never answer.
+        drain = threading.Thread(target=serve.shutdown, daemon=True)
+        drain.start()
+        drain.join(_DRAIN_TIMEOUT_S)
+        ray.shutdown()
+    _, left = psutil.wait_procs(started, timeout=_EXIT_TIMEOUT_S)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _load_config(path: Path, port: int | None) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise LaunchError(f"cannot read {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise LaunchError(f"{path} is not YAML: {error}") from error
+    if not isinstance(config, dict) or "applications" not in config:
+        raise LaunchError(f"{path} is not a Ray Serve config: it has no `applications`")
+    if port is not None:
+        config.setdefault("http_options", {})["port"] = port
+    return config
+
+
+def _url(config: dict[str, Any]) -> str:
+    http = config.get("http_options", {})
+    host = http.get("host", "127.0.0.1")
+    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{http.get('port', 8000)}"
+
+
+def _print_welcome(url: str) -> None:
+    _say(f"ready: {url}")
+    _say(
+        f"""
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d \\
+    '{{"messages": [{{"role": "user", "content": "What is a paceline?"}}], "stream": true}}'
+
+Ctrl-C stops everything."""
+    )
+
+
+def _say(line: str) -> None:
+    print(line, flush=True, file=sys.stdout)

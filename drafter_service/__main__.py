@@ -1,0 +1,46 @@
+"""A drafter as a plain process, without Ray: `python -m drafter_service --port 7070`.
+
+SIGTERM and SIGINT drain it: open sessions are served for at most `drain_grace_s`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+from pathlib import Path
+
+import yaml
+
+from cluster.config import DrafterConfig
+from drafter_service.service import DrafterService
+
+
+async def serve(args: argparse.Namespace) -> None:
+    """Run until a signal, then drain."""
+    settings = yaml.safe_load(args.config.read_text()) if args.config else {}
+    config = DrafterConfig.model_validate({**settings, "rpc": {"port": args.port}})
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    service = await DrafterService.start(config, host=args.host, incarnation=args.incarnation)
+    print(f"listening on {service.address}", flush=True)
+    await stop.wait()
+    await service.stop(config.drain_grace_s)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m drafter_service", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1", help="address to bind (%(default)s)")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free port")
+    parser.add_argument("--config", type=Path, help="YAML file with the Drafter's configuration")
+    parser.add_argument("--incarnation", help="name of this life; random if not given")
+    parser.add_argument(
+        "--drain-s", type=float, default=10.0, help="grace on SIGTERM (%(default)s)"
+    )
+    asyncio.run(serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

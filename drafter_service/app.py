@@ -1,0 +1,69 @@
+"""The Drafter as a Ray Serve application: `import_path: drafter_service.app:build`.
+
+Serve places, restarts and names the replica and tells verifiers where it listens; drafts go over
+the replica's own gRPC server, which Serve never sees.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from cluster.config import DrafterConfig
+from cluster.membership import MembershipRequestRouter, bind_host, member_metadata
+from cluster.types import Member
+from drafter_service.service import DrafterService
+
+
+class DrafterReplica:
+    """One replica: the service, and what Serve asks of it."""
+
+    async def __init__(self, config: DrafterConfig) -> None:
+        self._config = config
+        self._service = await DrafterService.start(config, host=bind_host(config.rpc))
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        context = serve.get_replica_context()
+        return member_metadata(
+            Member(
+                incarnation=self._service.incarnation,
+                address=self._service.address,
+                replica_id=context.replica_id.unique_id,
+                node_id=ray.get_runtime_context().get_node_id(),
+                pid=os.getpid(),
+                model=self._service.name,
+            )
+        )
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve sees no draft traffic, so the policy is told."""
+        return self._service.autoscaling_stats()
+
+    async def check_health(self) -> None:
+        self._service.check_health()
+
+    async def __del__(self) -> None:
+        service = getattr(self, "_service", None)
+        if service is not None:
+            await service.stop(grace_s=self._config.drain_grace_s)
+
+
+Drafter = serve.deployment(
+    DrafterReplica,
+    name="Drafter",
+    max_ongoing_requests=1_000,
+    health_check_period_s=5,
+    health_check_timeout_s=10,
+    graceful_shutdown_timeout_s=20,
+    graceful_shutdown_wait_loop_s=0.1,
+    request_router_config=RequestRouterConfig(request_router_class=MembershipRequestRouter),
+)
+
+
+def build(args: DrafterConfig) -> serve.Application:
+    """Serve's application builder; `args` is the application's `args:` in the Serve YAML."""
+    return Drafter.bind(args)

@@ -1,0 +1,208 @@
+"""The Drafting service: one stream per verifier, many sessions on each.
+
+A stream's reader applies messages to the session table; its writer sends what has gathered in its
+outbox, one message per round. Nothing that comes on one stream can end another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import grpc
+
+from cluster.errors import (
+    IncompatiblePeerError,
+    InvalidRequestError,
+    OverloadedError,
+    PacelineError,
+    error_row,
+)
+from cluster.protocol import drafting_pb2, drafting_pb2_grpc
+from cluster.protocol.codec import decode_target_batch, encode_drafter_batch
+from cluster.protocol.messages import (
+    DrafterBatch,
+    DrafterHello,
+    SessionDraft,
+    SessionError,
+    TargetBatch,
+    TargetHello,
+)
+from drafter_service.scheduler import DraftLoop
+from drafter_service.session import SessionTable
+
+HELLO_TIMEOUT_S = 5.0
+WRITE_TIMEOUT_S = 10.0
+"""A verifier that does not take a message for this long loses its stream."""
+REPORT_PERIOD_S = 0.1
+"""Load reports go with the messages that are sent anyway, at most this often."""
+IDLE_REPORT_PERIOD_S = 1.0
+"""A stream with nothing to tell still reports this often."""
+MAX_PENDING_ERRORS = 1_024
+"""Untold errors beyond which no more of the stream is read."""
+
+Context = grpc.aio.ServicerContext[drafting_pb2.TargetBatch, drafting_pb2.DrafterBatch]
+
+
+@dataclass(slots=True, eq=False)
+class DrafterStream:
+    """One verifier's stream: what is to be told on it.
+
+    A draft that was not sent yet gives way to a newer one of its session, so a verifier that reads
+    slowly costs no memory.
+    """
+
+    drafts: dict[int, SessionDraft] = field(default_factory=dict)
+    errors: list[SessionError] = field(default_factory=list)
+    drain: bool = False
+    """To be told once."""
+    ended: bool = False
+    """Nothing more will come; the stream ends once all is told."""
+    wakeup: asyncio.Event = field(default_factory=asyncio.Event)
+    room: asyncio.Event = field(default_factory=asyncio.Event)
+    reported_at: float = -REPORT_PERIOD_S
+
+    def tell(self, drafts: Sequence[SessionDraft], errors: Sequence[SessionError]) -> None:
+        for error in errors:
+            self.drafts.pop(error.session, None)
+        self.drafts |= {draft.session: draft for draft in drafts}
+        self.errors += errors
+        self.wakeup.set()
+
+    def tell_drain(self) -> None:
+        self.drain = True
+        self.wakeup.set()
+
+    def end(self) -> None:
+        self.ended = True
+        self.wakeup.set()
+
+    async def wait_for_room(self) -> None:
+        """Return once few enough errors wait to be told."""
+        while len(self.errors) > MAX_PENDING_ERRORS:
+            self.room.clear()
+            await self.room.wait()
+
+    def take(self) -> DrafterBatch:
+        """Everything that is to be told, as one message."""
+        batch = DrafterBatch(
+            drafts=tuple(self.drafts.values()), errors=tuple(self.errors), drain=self.drain
+        )
+        self.drafts, self.errors, self.drain = {}, [], False
+        self.wakeup.clear()
+        self.room.set()
+        return batch
+
+
+class DraftingServicer(drafting_pb2_grpc.DraftingServicer):
+    """See the module. `hello` is what this drafter is; sessions live in `table`."""
+
+    def __init__(self, hello: DrafterHello, table: SessionTable, draft_loop: DraftLoop) -> None:
+        self._hello = hello
+        self._table = table
+        self._draft_loop = draft_loop
+        self._streams: dict[int, DrafterStream] = {}
+
+    def deliver(
+        self, stream: int, drafts: Sequence[SessionDraft], errors: Sequence[SessionError]
+    ) -> None:
+        """Hand a round's drafts to the stream they are for."""
+        self._streams[stream].tell(drafts, errors)
+
+    def drain(self) -> None:
+        """Take no new stream and no new session; tell the verifiers."""
+        self._table.draining = True
+        for stream in self._streams.values():
+            stream.tell_drain()
+
+    def end_streams(self) -> None:
+        """End every stream once it has told what it has to."""
+        for stream in self._streams.values():
+            stream.end()
+
+    async def Draft(  # noqa: N802  the name is the protocol's
+        self, request_iterator: AsyncIterator[drafting_pb2.TargetBatch], context: Context
+    ) -> None:
+        """See drafting.proto."""
+        first = await self._handshake(request_iterator, context)
+        number = self._table.open_stream()
+        stream = self._streams[number] = DrafterStream()
+        self._take(number, first)
+        reader = asyncio.create_task(self._read(number, request_iterator))
+        try:
+            await self._write(stream, context)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the verifier does not read")
+        finally:
+            reader.cancel()
+            del self._streams[number]
+            self._table.close_stream(number)
+            self._draft_loop.wake()
+
+    async def _handshake(
+        self, requests: AsyncIterator[drafting_pb2.TargetBatch], context: Context
+    ) -> TargetBatch:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                first = decode_target_batch(await anext(requests))
+            self._check_hello(first.hello)
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await context.write(encode_drafter_batch(DrafterBatch(hello=self._hello)))
+        except PacelineError as error:
+            await context.abort(error_row(error).grpc_code, error.message)
+        except (TimeoutError, StopAsyncIteration):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no hello came")
+        return first
+
+    def _check_hello(self, hello: TargetHello | None) -> None:
+        if hello is None:
+            raise InvalidRequestError("the first message must be a hello", param="hello")
+        ours = self._hello
+        for what, theirs, mine in (
+            ("protocol", hello.protocol_version, ours.protocol_version),
+            ("noise", hello.noise_version, ours.noise_version),
+        ):
+            if theirs != mine:
+                raise IncompatiblePeerError(
+                    f"the verifier has {what} version {theirs}, this drafter {mine}; "
+                    "run one release on both"
+                )
+        if ours.vocabulary and hello.vocabulary != ours.vocabulary:
+            raise IncompatiblePeerError(
+                f"{ours.drafter} has another vocabulary ({ours.vocabulary}) than "
+                f"{hello.target_model} ({hello.vocabulary})"
+            )
+        if self._table.draining:
+            raise OverloadedError("this drafter drains")
+
+    async def _read(self, number: int, requests: AsyncIterator[drafting_pb2.TargetBatch]) -> None:
+        stream = self._streams[number]
+        try:
+            async for message in requests:
+                self._take(number, decode_target_batch(message))
+                await self._draft_loop.wait_for_room()
+                await stream.wait_for_room()
+        finally:
+            stream.end()
+
+    def _take(self, number: int, batch: TargetBatch) -> None:
+        errors = self._table.apply(number, batch, time.monotonic())
+        if errors:
+            self._streams[number].tell((), errors)
+        self._draft_loop.wake()
+
+    async def _write(self, stream: DrafterStream, context: Context) -> None:
+        while not stream.ended:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(IDLE_REPORT_PERIOD_S):
+                    await stream.wakeup.wait()
+            batch = stream.take()
+            now = time.monotonic()
+            if now - stream.reported_at >= REPORT_PERIOD_S:
+                stream.reported_at = now
+                batch = replace(batch, load=self._draft_loop.report())
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                await context.write(encode_drafter_batch(batch))

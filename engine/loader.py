@@ -1,0 +1,277 @@
+"""Loads a causal language model from the hub, a folder, a .gguf file or the embedded model.
+
+Weights come as safetensors only, code only from transformers itself. A model that cannot keep the
+law (its output a function of its own tokens alone) is refused in words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from cluster.config import EMBEDDED_MODEL, ModelConfig
+from cluster.fingerprint import vocabulary_fingerprint
+from cluster.types import ModelCard
+from engine.attention import ATTENTION_NAME, LayerShape, ShapeProbe
+from engine.embedded import content_identity, converted_folder, embedded_model_folder
+from engine.linear import kernel_class, replace_linears
+
+logger = logging.getLogger(__name__)
+
+_ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
+_ROPE_OF_THE_WHOLE_STEP = frozenset({"dynamic", "longrope"})
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
+
+
+class UnsupportedModelError(ValueError):
+    """This model, or the form it comes in, cannot be served; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, and what its peers must know of it."""
+
+    model: PreTrainedModel
+    card: ModelCard
+    dtype: torch.dtype
+    device: torch.device
+    layer_shapes: tuple[LayerShape, ...]
+    """Keys and values of a token, per layer."""
+
+
+def load_model(config: ModelConfig) -> LoadedModel:
+    """Load what `config` names. Raises UnsupportedModelError with the reason."""
+    torch.set_num_threads(config.num_threads)
+    folder = _local_folder(config)
+    weight_files = _weight_files(folder)
+    model_config = _model_config(folder)
+    device = _device(config.device)
+    dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
+    model = _load(folder, model_config, dtype, device)
+    replace_linears(model, dtype, device)
+    identity = _identity(folder, weight_files, dtype, device)
+    return LoadedModel(
+        model=model,
+        card=_card(folder, config, model, identity),
+        dtype=dtype,
+        device=device,
+        layer_shapes=_layer_shapes(model),
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+# --- where a model comes from -----------------------------------------------------------------
+
+
+def _local_folder(config: ModelConfig) -> Path:
+    if config.source == EMBEDDED_MODEL:
+        return embedded_model_folder()
+    path = Path(config.source)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise UnsupportedModelError(f"there is no file {path}")
+        return converted_folder(path)
+    if path.is_dir():
+        return path
+    if config.source.startswith(("embedded:", "/", ".")):
+        raise UnsupportedModelError(f"there is no model {config.source!r}")
+    return _download(config.source, config.revision)
+
+
+def _download(hub_id: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(hub_id, revision=revision, allow_patterns=list(_HUB_FILES)))
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UnsupportedModelError(
+            f"{folder} holds no .safetensors weights. Pickled weights (.bin, .pt) are not loaded, "
+            "because reading them runs code; convert them with save_pretrained first."
+        )
+    return files
+
+
+# --- what is refused --------------------------------------------------------------------------
+
+
+def _model_config(folder: Path) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UnsupportedModelError(f"{folder}: no config that transformers knows: {error}") from (
+            error
+        )
+    for reason in _reasons_against(config):
+        raise UnsupportedModelError(f"{config.model_type} is not supported: {reason}")
+    return config
+
+
+def _reasons_against(config: Any) -> Iterable[str]:
+    architectures = set(config.architectures or ())
+    if not architectures <= set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()) or not architectures:
+        yield f"{sorted(architectures)} has no causal language model head"
+    if config.is_encoder_decoder:
+        yield "it is an encoder-decoder"
+    others = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
+    if others:
+        yield (
+            f"its layers {sorted(others)} keep a state that is not attention; packed sequences "
+            "would mix in it, and a rejected draft could not be taken back"
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        yield "its weights are quantised"
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        yield "its attention caps scores"
+    rope_types = _ROPE_OF_THE_WHOLE_STEP & _rope_types(config)
+    if rope_types:
+        yield f"its rotary embedding ({sorted(rope_types)}) depends on other tokens of the step"
+
+
+def _rope_types(config: Any) -> set[str]:
+    """Of all layers: rope_parameters holds one set, or one per layer type."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return {str(fields.get("rope_type", "default")) for fields in (parameters, *nested)}
+
+
+def _load(
+    folder: Path, config: Any, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        attn_implementation=ATTENTION_NAME,
+        use_safetensors=True,
+        trust_remote_code=False,
+        local_files_only=True,
+    )
+    if model._is_stateful:
+        raise UnsupportedModelError(
+            f"{config.model_type} is not supported: it keeps a state that is not attention"
+        )
+    if not model._supports_attention_backend:
+        raise UnsupportedModelError(
+            f"{config.model_type} is not supported: it computes attention in its own way"
+        )
+    return model.to(device).eval().requires_grad_(False)  # type: ignore[no-any-return]
+
+
+@torch.inference_mode()
+def _layer_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
+    """Keys and values of every layer, found by feeding one token."""
+    probe = ShapeProbe()
+    zero = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    model(input_ids=zero, position_ids=zero, use_cache=False, attention_step=probe)
+    num_layers = model.config.num_hidden_layers
+    if sorted(probe.shapes) != list(range(num_layers)):
+        raise UnsupportedModelError(
+            f"{model.config.model_type} is not supported: of {num_layers} layers, "
+            f"{sorted(probe.shapes)} have attention"
+        )
+    return tuple(probe.shapes[layer] for layer in range(num_layers))
+
+
+# --- what peers must know ---------------------------------------------------------------------
+
+
+def _identity(
+    folder: Path, weight_files: list[Path], dtype: torch.dtype, device: torch.device
+) -> str:
+    """Fingerprint of everything the output depends on, the vocabulary excepted."""
+    digest = hashlib.sha256(b"paceline-model-v1")
+    digest.update((folder / "config.json").read_bytes())
+    for file in weight_files:
+        digest.update(f"\0{file.name}\0{content_identity(file)}".encode())
+    digest.update(f"\0{dtype}\0{kernel_class(dtype, device)}".encode())
+    return digest.hexdigest()
+
+
+def _card(
+    folder: Path, config: ModelConfig, model: PreTrainedModel, identity: str
+) -> ModelCard:
+    tokenizer_file = folder / "tokenizer.json"
+    if not tokenizer_file.is_file():
+        raise UnsupportedModelError(f"{folder} has no tokenizer.json; save it as a fast tokenizer")
+    tokenizer_json = tokenizer_file.read_text(encoding="utf-8")
+    vocabulary = vocabulary_fingerprint(tokenizer_json)
+    tokenizer_config = _read_json(folder / "tokenizer_config.json")
+    return ModelCard(
+        name=config.name or _default_name(config.source),
+        max_model_len=_max_model_len(config, model.config),
+        vocab_size=model.config.vocab_size,
+        vocabulary=vocabulary,
+        fingerprint=hashlib.sha256(f"{identity}\0{vocabulary}".encode()).hexdigest()[:32],
+        eos_token_ids=_eos_token_ids(folder, model.config),
+        tokenizer_json=tokenizer_json,
+        chat_template=_chat_template(folder, tokenizer_config),
+        bos_token=_special_token(tokenizer_config, "bos_token"),
+        eos_token=_special_token(tokenizer_config, "eos_token"),
+        pad_token=_special_token(tokenizer_config, "pad_token"),
+    )
+
+
+def _default_name(source: str) -> str:
+    return Path(source.removeprefix("embedded:")).name.removesuffix(".gguf")
+
+
+def _max_model_len(config: ModelConfig, model_config: Any) -> int:
+    window: int = model_config.max_position_embeddings
+    if config.max_model_len is None:
+        return window
+    if config.max_model_len > window:
+        raise UnsupportedModelError(
+            f"max_model_len {config.max_model_len} is over the model's window of {window}"
+        )
+    return config.max_model_len
+
+
+def _eos_token_ids(folder: Path, model_config: Any) -> tuple[int, ...]:
+    """Of the model's config and its generation config together; either may be a list or absent."""
+    generation = _read_json(folder / "generation_config.json")
+    token_ids: set[int] = set()
+    for value in (model_config.eos_token_id, generation.get("eos_token_id")):
+        if isinstance(value, int):
+            token_ids.add(value)
+        elif value is not None:
+            token_ids.update(value)
+    return tuple(sorted(token_ids))
+
+
+def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = tokenizer_config.get("chat_template") or ""
+    if isinstance(template, str):
+        return template
+    return next((str(t["template"]) for t in template if t["name"] == "default"), "")
+
+
+def _special_token(tokenizer_config: dict[str, Any], name: str) -> str:
+    token = tokenizer_config.get(name) or ""
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    content = json.loads(file.read_text(encoding="utf-8"))
+    return content if isinstance(content, dict) else {}

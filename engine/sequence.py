@@ -1,0 +1,103 @@
+"""One generation as the engine holds it: its tokens, its KV, and where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Tokens
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from cluster.types import FinishReason, GenerationRequest
+from engine.kv_cache import SequenceCache
+
+
+class SequenceState(Enum):
+    """Where a sequence stands."""
+
+    WAITING = auto()
+    """It holds no KV: new, or preempted."""
+    RUNNING = auto()
+    """It holds KV and takes part in steps."""
+    FINISHED = auto()
+    """It holds nothing; nothing more will be said of it."""
+
+
+_TRANSITIONS = {
+    SequenceState.WAITING: {SequenceState.RUNNING, SequenceState.FINISHED},
+    SequenceState.RUNNING: {SequenceState.WAITING, SequenceState.FINISHED},
+    SequenceState.FINISHED: frozenset[SequenceState](),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What a sequence takes of a step's new tokens."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+
+
+@dataclass(slots=True)
+class Sequence:
+    """Invariants: `token_ids` only grows, and only by tokens that are final for the client; the KV
+    of `cache.num_committed` of them is computed, and of the last one it never is, since its logits
+    are still to be taken."""
+
+    seq: int
+    request: GenerationRequest
+    stop_ids: frozenset[int]
+    """Ids that end the generation: the request's, and the model's unless they are ignored."""
+    max_len: int
+    """Most tokens of prompt and completion together."""
+    token_ids: list[int] = field(init=False)
+    state: SequenceState = SequenceState.WAITING
+    cache: SequenceCache | None = None
+
+    def __post_init__(self) -> None:
+        self.token_ids = [*self.request.prompt_ids, *self.request.resumed_ids]
+        room = len(self.request.prompt_ids) + self.request.max_tokens
+        self.max_len = min(self.max_len, room)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens whose KV is in the cache for good."""
+        return 0 if self.cache is None else self.cache.num_committed
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        """Committed tokens still to be fed; 1 while decoding, more while prefilling."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def max_draft_len(self) -> int:
+        """Drafts beyond this could not be delivered: one token comes without any draft."""
+        return max(0, self.max_len - len(self.token_ids) - 1)
+
+    def move_to(self, state: SequenceState) -> None:
+        """Change the state; an illegal move is a bug and raises."""
+        assert state in _TRANSITIONS[self.state], f"sequence {self.seq}: {self.state} to {state}"
+        self.state = state
+
+    def emit(self, new_ids: Tokens[int]) -> Emission:
+        """Append what may be delivered of `new_ids`, token by token: a stop id is delivered and
+        ends the generation, then the length cap does. The plain and the speculative path both end
+        here, so that a stop inside a block is a stop."""
+        emitted: list[int] = []
+        reason: FinishReason | None = None
+        for token_id in new_ids:
+            emitted.append(token_id)
+            self.token_ids.append(token_id)
+            if token_id in self.stop_ids:
+                reason = FinishReason.STOP
+            elif len(self.token_ids) >= self.max_len:
+                reason = FinishReason.LENGTH
+            if reason is not None:
+                break
+        return Emission(tuple(emitted), reason)

@@ -1,0 +1,157 @@
+"""One choice as the client sees it: text, stop strings, counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from cluster.types import FinishEvent, FinishReason, TokensEvent
+from router.detokenizer import Detokenizer
+from router.generation import Generation
+from router.generation_client import EventBatch
+from router.stop_strings import StopStrings
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one engine step added to a choice."""
+
+    index: int
+    text: str
+    num_tokens: int = 0
+    """Tokens delivered by this step, those without text included."""
+    num_draft_tokens: int = 0
+    """Drafts verified in this step."""
+    num_accepted_tokens: int = 0
+    """Delivered tokens that were accepted drafts."""
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(slots=True)
+class SpeculationTally:
+    """What speculation did, counted from the tokens that were delivered.
+
+    A step without drafts counts in `num_steps` only.
+    """
+
+    num_steps: int = 0
+    drafter: str = ""
+    drafted_per_position: Counter[int] = field(default_factory=Counter)
+    accepted_per_position: Counter[int] = field(default_factory=Counter)
+    accepted_histogram: Counter[int] = field(default_factory=Counter)
+    """Index j: steps with drafts of which exactly j were accepted."""
+
+    def add_step(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        self.num_steps += 1
+        if num_draft_tokens:
+            self.drafted_per_position.update(range(num_draft_tokens))
+            self.accepted_per_position.update(range(num_accepted_tokens))
+            self.accepted_histogram[num_accepted_tokens] += 1
+
+    def add(self, other: SpeculationTally) -> None:
+        """Take in another tally."""
+        self.num_steps += other.num_steps
+        self.drafter = other.drafter or self.drafter
+        self.drafted_per_position += other.drafted_per_position
+        self.accepted_per_position += other.accepted_per_position
+        self.accepted_histogram += other.accepted_histogram
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return self.drafted_per_position.total()
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        return self.accepted_per_position.total()
+
+    @property
+    def num_draft_steps(self) -> int:
+        return self.accepted_histogram.total()
+
+
+class ChoiceText:
+    """Turns token ids into the text that may be shown."""
+
+    def __init__(
+        self, detokenizer: Detokenizer, stops: Sequence[str], silent_ids: frozenset[int]
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(stops) if stops else None
+        self._silent_ids = silent_ids
+
+    def push(self, token_ids: Sequence[int]) -> tuple[str, int, bool]:
+        """(text, number of ids used, a stop string was completed). The ids after the one that
+        completed it are not used."""
+        if self._stops is None:
+            return self._detokenizer.push(self._audible(token_ids)), len(token_ids), False
+        text = ""
+        for num_used, token_id in enumerate(token_ids, start=1):
+            piece = self._detokenizer.push(self._audible((token_id,)))
+            shown, stopped = self._stops.push(piece)
+            text += shown
+            if stopped:
+                return text, num_used, True
+        return text, len(token_ids), False
+
+    def finish(self) -> tuple[str, bool]:
+        """(what was held back, a stop string was completed by it), when no token follows."""
+        tail = self._detokenizer.finish()
+        if self._stops is None:
+            return tail, False
+        text, stopped = self._stops.push(tail)
+        return (text, True) if stopped else (text + self._stops.finish(), False)
+
+    def _audible(self, token_ids: Sequence[int]) -> Sequence[int]:
+        if self._silent_ids.isdisjoint(token_ids):
+            return token_ids
+        return [token_id for token_id in token_ids if token_id not in self._silent_ids]
+
+
+class Choice:
+    """One generation and what came of it so far."""
+
+    def __init__(self, index: int, generation: Generation, text: ChoiceText) -> None:
+        self.index = index
+        self.generation = generation
+        self.num_tokens = 0
+        """Tokens delivered; what usage counts."""
+        self.tally = SpeculationTally()
+        self._text = text
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """One per engine step, the last one with the finish reason."""
+        try:
+            async for batch in self.generation.events():
+                delta = self._advance(batch)
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+        finally:
+            self.generation.close()
+
+    def _advance(self, batch: EventBatch) -> Delta:
+        parts: list[str] = []
+        num_tokens = num_drafted = num_accepted = 0
+        finish_reason = None
+        for event in batch:
+            if finish_reason is not None:
+                break
+            if isinstance(event, TokensEvent):
+                text, used, stopped = self._text.push(event.token_ids)
+                accepted = sum(event.drafted[:used])
+                self.tally.add_step(event.num_draft_tokens, accepted)
+                parts.append(text)
+                num_tokens += used
+                num_drafted += event.num_draft_tokens
+                num_accepted += accepted
+                finish_reason = FinishReason.STOP if stopped else None
+            elif isinstance(event, FinishEvent):
+                self.tally.drafter = event.stats.drafter
+                text, stopped = self._text.finish()
+                parts.append(text)
+                finish_reason = FinishReason.STOP if stopped else event.reason
+        self.num_tokens += num_tokens
+        return Delta(
+            self.index, "".join(parts), num_tokens, num_drafted, num_accepted, finish_reason
+        )

@@ -1,0 +1,123 @@
+"""One choice of one request, from its submission to its end, over as many verifiers as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from cluster.errors import (
+    DeadlineExceededError,
+    InternalError,
+    OverloadedError,
+    UpstreamLostError,
+    error_from_wire,
+)
+from cluster.types import (
+    ErrorEvent,
+    FinishEvent,
+    GenerationRequest,
+    Path,
+    TokensEvent,
+)
+from router.generation_client import EventBatch, GenerationClient
+from router.verifier_pool import VerifierPool
+
+logger = logging.getLogger("paceline.router")
+
+MAX_RESUMES = 3
+
+
+class Generation:
+    """Submits a request and yields its events, batch by batch; each token exactly once.
+
+    The tokens received are kept in a journal. When the verifier is lost, another one with the same
+    fingerprint goes on from the journal: same request key, so the same tokens as if nothing had
+    happened. Raises UpstreamLostError if there is no other, DeadlineExceededError at the deadline,
+    and the error that the verifier named.
+    """
+
+    def __init__(self, pool: VerifierPool, request: GenerationRequest, affinity: bytes) -> None:
+        self.token_ids: list[int] = []
+        """The journal: every token received, in order."""
+        self.path = request.path
+        self._pool = pool
+        self._request = request
+        self._affinity = affinity
+        self._lost: set[str] = set()
+        self._client: GenerationClient = pool.choose(affinity)
+        self._stream = self._client.submit(request)
+        self._deadline = self._start_deadline()
+
+    async def events(self) -> AsyncIterator[EventBatch]:
+        """To be iterated once. :meth:`close` must be called, whatever happens."""
+        while True:
+            try:
+                async for batch in self._stream:
+                    self._record(batch)
+                    yield batch
+                    if isinstance(batch[-1], FinishEvent):
+                        return
+            except UpstreamLostError as lost:
+                self._resume(lost)
+
+    def set_path(self, path: Path) -> None:
+        """Change the path from the next step on."""
+        self.path = path
+        self._client.set_path(self._stream.request_id, path)
+
+    def close(self) -> None:
+        """Free everything here and at the verifier. Idempotent."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._stream.close()
+
+    def _record(self, batch: EventBatch) -> None:
+        for event in batch:
+            if isinstance(event, ErrorEvent):
+                raise error_from_wire(event.kind, event.message, event.param)
+        for event in batch:
+            if isinstance(event, TokensEvent):
+                if event.position != len(self.token_ids):
+                    raise InternalError(
+                        f"tokens at position {event.position} arrived after {len(self.token_ids)}"
+                    )
+                self.token_ids += event.token_ids
+
+    def _resume(self, lost: UpstreamLostError) -> None:
+        """Go on at another verifier, or raise `lost`."""
+        self._lost.add(self._client.member.incarnation)
+        if len(self._lost) > MAX_RESUMES:
+            raise lost
+        try:
+            self._client = self._pool.choose(self._affinity, exclude=self._lost)
+        except OverloadedError:
+            raise lost from None
+        logger.info(
+            "request %s goes on at %s from token %d",
+            self._request.request_id,
+            self._client.member.address,
+            len(self.token_ids),
+        )
+        self._stream = self._client.submit(self._continuation())
+
+    def _continuation(self) -> GenerationRequest:
+        return replace(
+            self._request,
+            # Another id, so that what a verifier believed dead still says is not taken for this.
+            request_id=f"{self._request.request_id}.{len(self._lost)}",
+            resumed_ids=tuple(self.token_ids),
+            path=self.path,
+        )
+
+    def _start_deadline(self) -> asyncio.TimerHandle | None:
+        if not self._request.deadline_ms:
+            return None
+        deadline_s = self._request.deadline_ms / 1000
+        return asyncio.get_running_loop().call_later(deadline_s, self._expire, deadline_s)
+
+    def _expire(self, deadline_s: float) -> None:
+        self._stream.fail(
+            DeadlineExceededError(f"the request did not finish within {deadline_s:g} s")
+        )

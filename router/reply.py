@@ -1,0 +1,92 @@
+"""One running reply: its choices, merged in the order in which their tokens come."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+from cluster.types import ModelCard
+from router.choice import Choice, Delta, SpeculationTally
+from router.path_policy import PathDecision
+from router.plan import GenerationPlan
+
+
+class Reply:
+    """What is being generated for one client request."""
+
+    def __init__(
+        self, card: ModelCard, plan: GenerationPlan, decision: PathDecision, started: float
+    ) -> None:
+        self.id = secrets.token_hex(12)
+        self.created = int(time.time())
+        self.card = card
+        self.plan = plan
+        self.decision = decision
+        self.started = started
+        """On the service's clock."""
+        self.choices: list[Choice] = []
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.plan.num_prompt_tokens
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """Tokens delivered so far."""
+        return sum(choice.num_tokens for choice in self.choices)
+
+    def tally(self) -> SpeculationTally:
+        """What speculation did so far, over all choices."""
+        total = SpeculationTally()
+        for choice in self.choices:
+            total.add(choice.tally)
+        return total
+
+    def echo(self, index: int) -> str:
+        """Text that goes before a choice's own."""
+        return self.plan.prompts[index // self.plan.num_choices].echo
+
+    def set_decision(self, decision: PathDecision) -> None:
+        """Take another path from the next step on."""
+        self.decision = decision
+        for choice in self.choices:
+            choice.generation.set_path(decision.path)
+
+    def close(self) -> None:
+        """Cancel what still runs. Idempotent."""
+        for choice in self.choices:
+            choice.generation.close()
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """Every delta of every choice. The first error of any ends them all."""
+        if len(self.choices) == 1:
+            async with aclosing(self.choices[0].deltas()) as deltas:
+                async for delta in deltas:
+                    yield delta
+            return
+        merged: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
+        tasks = [asyncio.create_task(_pump(choice, merged)) for choice in self.choices]
+        try:
+            num_running = len(tasks)
+            while num_running:
+                item = await merged.get()
+                if isinstance(item, BaseException):
+                    raise item
+                num_running -= item.finish_reason is not None
+                yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(choice: Choice, merged: asyncio.Queue[Delta | BaseException]) -> None:
+    try:
+        async with aclosing(choice.deltas()) as deltas:
+            async for delta in deltas:
+                merged.put_nowait(delta)
+    except Exception as error:  # noqa: BLE001 - raised again by the reader
+        merged.put_nowait(error)

@@ -1,0 +1,290 @@
+"""What clients may send. Strict: no coercion, no unknown fields.
+
+A field is honoured, or changes nothing here whatever its value, or is listed in NOT_YET and then
+only its neutral value is taken. Null means absent for every optional field. What depends on the
+model or on configured limits is checked in plan.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+
+from cluster.errors import InvalidRequestError
+
+Finite = {"allow_inf_nan": False}
+TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
+Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
+Count = Annotated[int, Field(ge=1, lt=1 << 31)]
+
+
+class Schema(BaseModel):
+    """Base of everything a client sends."""
+
+    model_config = ConfigDict(
+        strict=True, extra="forbid", hide_input_in_errors=True, use_attribute_docstrings=True
+    )
+
+
+class SpeculationOptions(Schema):
+    """Paceline's own: how this request uses drafts. They never change what is generated."""
+
+    mode: Literal["auto", "on", "off"] | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Most drafts verified in one step."""
+    drafter: Literal["auto", "model", "ngram", "suffix", "prediction"] | None = None
+    trace: bool | None = None
+    """Tell for each chunk how many of its tokens were accepted drafts."""
+
+
+class StreamOptions(Schema):
+    """Only together with `stream`."""
+
+    include_usage: bool | None = None
+    """One more chunk at the end, with usage and without choices."""
+    continuous_usage_stats: bool | None = None
+    """Usage so far in every chunk."""
+    include_obfuscation: Literal[False] | None = None
+
+
+class TextPart(Schema):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ToolCallFunction(Schema):
+    """Function and arguments of a call in the conversation so far."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Schema):
+    """A call in the conversation so far."""
+
+    id: str
+    type: Literal["function"]
+    function: ToolCallFunction
+
+
+class ChatMessage(Schema):
+    """One turn. Replies of this server can be sent back as they are."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], FailFast()] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: Annotated[list[ToolCall], FailFast()] | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+    @property
+    def text(self) -> str | None:
+        """Content as one string."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content
+
+
+class SamplingFields(Schema):
+    """What both generation endpoints take."""
+
+    model: str
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    """Another name of max_tokens."""
+    temperature: Annotated[float, Field(ge=0, le=2, **Finite)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, **Finite)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    """0 and -1 are off."""
+    n: Annotated[int, Field(ge=1)] | None = None
+    stop: (
+        Annotated[str, Field(min_length=1)]
+        | Annotated[list[Annotated[str, Field(min_length=1)]], FailFast(), Field(max_length=4)]
+        | None
+    ) = None
+    seed: Seed | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], FailFast(), Field(max_length=64)] | None = None
+    speculation: SpeculationOptions | None = None
+
+    # Nothing here depends on these.
+    user: str | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Literal["auto", "default", "priority", "flex"] | None = None
+
+    # See NOT_YET.
+    presence_penalty: Annotated[float, Field(ge=-2, le=2, **Finite)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2, **Finite)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10, **Finite)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1, **Finite)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100, **Finite)]] | None = None
+    bad_words: list[str] | None = None
+    priority: int | None = None
+    structured_outputs: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Stop strings as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def usage_in_stream(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def usage_in_every_chunk(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def trace(self) -> bool:
+        return bool(self.speculation and self.speculation.trace)
+
+
+class ChatCompletionRequest(SamplingFields):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessage], FailFast(), Field(min_length=1)]
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class CompletionRequest(SamplingFields):
+    """Body of POST /v1/completions."""
+
+    prompt: (
+        str
+        | Annotated[list[str], FailFast(), Field(min_length=1)]
+        | Annotated[list[TokenId], FailFast(), Field(min_length=1)]
+        | Annotated[
+            list[Annotated[list[TokenId], FailFast(), Field(min_length=1)]],
+            FailFast(),
+            Field(min_length=1),
+        ]
+    )
+    echo: bool | None = None
+    """Give the prompt back before the completion."""
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    suffix: str | None = None
+
+
+class TokenizeRequest(Schema):
+    """Body of POST /tokenize: a prompt or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], FailFast(), Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    """By default true for a prompt; the chat template brings its own."""
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Schema):
+    """Body of POST /detokenize."""
+
+    model: str | None = None
+    tokens: Annotated[list[TokenId], FailFast()]
+
+
+# --- fields whose effect does not exist yet -----------------------------------------------------
+
+
+def _equals(neutral: object) -> Callable[[Any], bool]:
+    return lambda value: bool(value == neutral)
+
+
+def _empty(value: Any) -> bool:
+    return not value
+
+
+def _never(value: Any) -> bool:
+    return False
+
+
+NOT_YET: Mapping[str, Callable[[Any], bool]] = {
+    "presence_penalty": _equals(0),
+    "frequency_penalty": _equals(0),
+    "repetition_penalty": _equals(1),
+    "min_p": _equals(0),
+    "logit_bias": _empty,
+    "logprobs": lambda value: value is False,
+    "top_logprobs": _equals(0),
+    "bad_words": _empty,
+    "priority": _equals(0),
+    "structured_outputs": _never,
+    "response_format": _equals({"type": "text"}),
+    "prediction": _never,
+    "tools": _empty,
+    "tool_choice": lambda value: value in ("none", "auto"),
+    "suffix": _empty,
+}
+"""Field to: is this value without effect? Others are refused, never ignored."""
+
+
+Parsed = TypeVar("Parsed", bound=Schema)
+
+
+def parse(schema: type[Parsed], body: Mapping[str, Any]) -> Parsed:
+    """The request that a JSON object holds. Raises InvalidRequestError naming the field."""
+    try:
+        request = schema.model_validate(body)
+    except ValidationError as error:
+        raise _invalid(error, body) from None
+    _check_not_yet(request)
+    return request
+
+
+def _check_not_yet(request: Schema) -> None:
+    for name in request.model_fields_set & NOT_YET.keys():
+        value = getattr(request, name)
+        if value is not None and not NOT_YET[name](value):
+            raise InvalidRequestError(f"{name} is not supported yet", param=name)
+
+
+def _invalid(error: ValidationError, body: Mapping[str, Any]) -> InvalidRequestError:
+    """The deepest complaint: of a union's arms it is the one that fitted best."""
+    complaints = [(_path(item["loc"], item["type"], body), item) for item in error.errors()]
+    path, item = max(complaints, key=lambda complaint: len(complaint[0]))
+    param = _param(path)
+    if item["type"] == "extra_forbidden":
+        return InvalidRequestError(f"{param} is no field that this server knows", param=param)
+    return InvalidRequestError(f"{param}: {item['msg']}", param=param)
+
+
+def _path(loc: Sequence[int | str], kind: str, body: Any) -> list[int | str]:
+    """`loc` without what names an arm of a union instead of a place in the body."""
+    path: list[int | str] = []
+    for step in loc:
+        if isinstance(body, Mapping) and (step in body or kind == "missing"):
+            path.append(step)
+            body = body.get(step)
+        elif isinstance(body, list) and isinstance(step, int) and step < len(body):
+            path.append(step)
+            body = body[step]
+    return path
+
+
+def _param(path: Sequence[int | str]) -> str:
+    """As OpenAI writes it: messages[0].content."""
+    written = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return written.removeprefix(".")

@@ -1,0 +1,254 @@
+"""The router without HTTP: takes valid requests, gives running replies."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+
+from cluster.config import RouterConfig
+from cluster.errors import OverloadedError
+from cluster.rpc import new_incarnation
+from cluster.types import (
+    GenerationRequest,
+    Member,
+    ModelCard,
+    make_request_key,
+)
+from router.admission import Admission
+from router.choice import Choice, ChoiceText, SpeculationTally
+from router.generation import Generation
+from router.generation_client import Clock
+from router.path_policy import PathDecision, PathPolicy, SpeculationMode
+from router.plan import (
+    GenerationPlan,
+    Prompt,
+    ServedModel,
+    num_generations,
+    plan_chat,
+    plan_completion,
+)
+from router.reply import Reply
+from router.schema import ChatCompletionRequest, CompletionRequest, SamplingFields
+from router.verifier_pool import NOT_READY_RETRY_S, VerifierPool
+from router.verifier_routing import prompt_affinity
+
+POLICY_TICK_S = 0.1
+INLINE_CHARS = 16_384
+"""Longer requests are tokenized beside the event loop."""
+
+
+class RouterService:
+    """Everything a router does, for one model at a time.
+
+    Made, started and fed with members inside one running event loop. It is ready once it has a
+    model card and a verifier of that model.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        card: ModelCard | None = None,
+        identity: Member | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.identity = identity or Member(incarnation=new_incarnation(), address="")
+        self.pool = VerifierPool(self.identity.incarnation, clock)
+        self.policy = PathPolicy(config.path_policy, clock())
+        self.admission = Admission(config.admission)
+        self.drafters: dict[str, Member] = {}
+        self.totals = SpeculationTally()
+        """Over all requests that ended."""
+        self.draining = False
+        self.clock = clock
+        self._model: ServedModel | None = None
+        self._auto: set[Reply] = set()
+        """Running replies whose path follows the cluster's mode."""
+        self._numbers = itertools.count()
+        self._ticking: asyncio.Task[None] | None = None
+        if card is not None:
+            self.serve_model(card)
+
+    # --- what the application feeds ---
+
+    def serve_model(self, card: ModelCard) -> None:
+        """Serve this model from now on; requests that run finish with the one they have."""
+        self._model = ServedModel(card)
+        self.pool.serve(card.fingerprint)
+
+    def update_members(self, members: Mapping[str, Member]) -> None:
+        """Take the verifiers that the cluster has now, by incarnation."""
+        self.pool.update_members(members)
+
+    def update_drafters(self, members: Mapping[str, Member]) -> None:
+        """Take the drafters that the cluster has now; for the cluster report only."""
+        self.drafters = dict(members)
+
+    def reconfigure(self, config: RouterConfig) -> None:
+        """Take other limits, thresholds and mode without a restart."""
+        self.config = config
+        self.policy.reconfigure(config.path_policy)
+        self.admission.reconfigure(config.admission)
+
+    def start(self) -> None:
+        """Begin to follow the cluster's load."""
+        if self._ticking is None:
+            self._ticking = asyncio.create_task(self._tick())
+
+    async def close(self) -> None:
+        """End every stream. Idempotent."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._ticking
+        await self.pool.close()
+
+    # --- what the API asks ---
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        """Why requests are refused now, None if they are taken."""
+        if self.draining:
+            return "this router is draining"
+        if self._model is None:
+            return "the model's card is not here yet"
+        return None if self.pool.ready else self.pool.describe()
+
+    @property
+    def model(self) -> ServedModel:
+        """The model served. Raises OverloadedError before there is one."""
+        if self._model is None:
+            raise self._not_ready("the model's card is not here yet")
+        return self._model
+
+    @asynccontextmanager
+    async def chat(
+        self, request: ChatCompletionRequest, session: str | None = None
+    ) -> AsyncIterator[Reply]:
+        """A running chat completion; leaving the context frees everything it holds."""
+        size = sum(len(message.text or "") for message in request.messages)
+        limits, model = self.config.limits, self.model
+        async with self._reply(
+            model, request, lambda: plan_chat(model, limits, request), size, session
+        ) as reply:
+            yield reply
+
+    @asynccontextmanager
+    async def completion(
+        self, request: CompletionRequest, session: str | None = None
+    ) -> AsyncIterator[Reply]:
+        """A running completion; leaving the context frees everything it holds."""
+        prompt = request.prompt
+        size = len(prompt) if isinstance(prompt, str) else sum(len(str(p)) for p in prompt)
+        limits, model = self.config.limits, self.model
+        async with self._reply(
+            model, request, lambda: plan_completion(model, limits, request), size, session
+        ) as reply:
+            yield reply
+
+    # --- one reply ---
+
+    @asynccontextmanager
+    async def _reply(
+        self,
+        model: ServedModel,
+        request: SamplingFields,
+        make_plan: Callable[[], GenerationPlan],
+        num_chars: int,
+        session: str | None,
+    ) -> AsyncIterator[Reply]:
+        started = self.clock()
+        model.check_name(request.model)
+        count = num_generations(request, self.config.limits)
+        if self.not_ready_reason is not None:
+            raise self._not_ready(self.not_ready_reason)
+        with self.admission.slots(count):
+            plan = make_plan() if num_chars < INLINE_CHARS else await asyncio.to_thread(make_plan)
+            reply = self._start(model, plan, started, session)
+            try:
+                yield reply
+            finally:
+                self._auto.discard(reply)
+                reply.close()
+                self.totals.add(reply.tally())
+
+    def _start(
+        self, model: ServedModel, plan: GenerationPlan, started: float, session: str | None
+    ) -> Reply:
+        """Submit every generation of a plan; on an error none of them stays."""
+        decision = self.policy.decide(self.pool.load(), plan.mode, self.clock())
+        reply = Reply(model.card, plan, decision, started)
+        secret = secrets.token_bytes(16) if plan.seed is None else str(plan.seed).encode()
+        number = next(self._numbers)
+        try:
+            for index in range(len(plan.prompts) * plan.num_choices):
+                prompt = plan.prompts[index // plan.num_choices]
+                key = make_request_key(secret, index % plan.num_choices, prompt.token_ids)
+                request_id = f"{self.identity.incarnation[:12]}-{number:x}-{index}"
+                request = self._request(plan, prompt, request_id, key, decision, started)
+                affinity = session.encode() if session else prompt_affinity(prompt.token_ids)
+                generation = Generation(self.pool, request, affinity)
+                text = ChoiceText(
+                    model.tokenizer.detokenizer(), plan.stops, _silent_ids(model.card, plan)
+                )
+                reply.choices.append(Choice(index, generation, text))
+        except BaseException:
+            reply.close()
+            raise
+        if plan.mode is SpeculationMode.AUTO:
+            self._auto.add(reply)
+        return reply
+
+    def _request(
+        self,
+        plan: GenerationPlan,
+        prompt: Prompt,
+        request_id: str,
+        key: int,
+        decision: PathDecision,
+        started: float,
+    ) -> GenerationRequest:
+        left_s = self.config.request_timeout_s - (self.clock() - started)
+        return GenerationRequest(
+            request_id=request_id,
+            request_key=key,
+            prompt_ids=prompt.token_ids,
+            sampling=plan.sampling,
+            max_tokens=prompt.max_tokens,
+            stop_token_ids=plan.stop_token_ids,
+            ignore_eos=plan.ignore_eos,
+            path=decision.path,
+            num_speculative_tokens=plan.num_speculative_tokens,
+            drafter=plan.drafter,
+            deadline_ms=max(1, int(left_s * 1000)),
+        )
+
+    def _not_ready(self, reason: str) -> OverloadedError:
+        return OverloadedError(reason, code="not_ready", retry_after_s=NOT_READY_RETRY_S)
+
+    # --- the cluster's mode ---
+
+    async def _tick(self) -> None:
+        while True:
+            self.follow_load()
+            await asyncio.sleep(POLICY_TICK_S)
+
+    def follow_load(self) -> None:
+        """Let the policy see the load; running auto requests follow a switch of the mode."""
+        if self.policy.observe(self.pool.load(), self.clock()):
+            decision = PathDecision(self.policy.mode, self.policy.reason)
+            for reply in self._auto:
+                reply.set_decision(decision)
+
+
+def _silent_ids(card: ModelCard, plan: GenerationPlan) -> frozenset[int]:
+    """Ids that end a generation; their text is not shown."""
+    eos = () if plan.ignore_eos else card.eos_token_ids
+    return plan.stop_token_ids.union(eos)
+
+

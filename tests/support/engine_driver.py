@@ -1,0 +1,153 @@
+"""Drives an Engine step by step in the test's thread, with drafters that answer at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.config import SchedulerConfig, SpeculationConfig
+from cluster.protocol.prefix_hash import prefix_hash
+from cluster.types import (
+    Draft,
+    DraftNode,
+    ErrorEvent,
+    FinishEvent,
+    GenerationRequest,
+    Path,
+    SamplingParams,
+    TokensEvent,
+)
+from verifier_service.engine import Engine
+from verifier_service.events import (
+    DraftArrived,
+    DraftSessionLive,
+    EngineOutput,
+    Submitted,
+)
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+def chain_draft(committed: Sequence[int], chain: Sequence[int]) -> Draft:
+    """A draft that hangs one chain on the committed tokens."""
+    nodes = tuple(DraftNode(token_id, index - 1) for index, token_id in enumerate(chain))
+    return Draft(len(committed), prefix_hash(committed), nodes)
+
+
+@dataclass
+class Result:
+    """What one request got."""
+
+    token_ids: list[int] = field(default_factory=list)
+    events: list[TokensEvent] = field(default_factory=list)
+    finish: FinishEvent | None = None
+    error: ErrorEvent | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.finish is not None or self.error is not None
+
+
+class EngineDriver:
+    """`drafter(committed)` gives a chain for each open session after every output."""
+
+    def __init__(
+        self,
+        runner: Any,
+        *,
+        drafter: Callable[[tuple[int, ...]], Sequence[int] | None] | None = None,
+        scheduler: SchedulerConfig | None = None,
+        speculation: SpeculationConfig | None = None,
+    ) -> None:
+        self.runner = runner
+        self.results: dict[int, Result] = {}
+        self.sessions: dict[int, list[int]] = {}
+        self.outputs: list[EngineOutput] = []
+        self._drafter = drafter
+        self.engine = Engine(
+            runner,
+            scheduler or SchedulerConfig(),
+            speculation or SpeculationConfig(draft_deadline_ms=1.0),
+            self._take,
+        )
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int = 16,
+        sampling: SamplingParams = GREEDY,
+        request_key: int = 1,
+        path: Path = Path.SPECULATIVE,
+        **fields: Any,
+    ) -> int:
+        seq = len(self.results) + 1
+        self.results[seq] = Result()
+        request = GenerationRequest(
+            request_id=str(seq),
+            request_key=request_key,
+            prompt_ids=tuple(prompt),
+            sampling=sampling,
+            max_tokens=max_tokens,
+            path=path,
+            **fields,
+        )
+        self.engine.inbox.put(Submitted(seq, request))
+        return seq
+
+    def step(self) -> None:
+        """What the loop does, without blocking."""
+        self.engine._receive(block=False)
+        self.engine._flush()
+        if self.engine._generations:
+            self.engine._wait_for_drafts()
+            self.engine.step()
+            self.engine._flush()
+        self.runner.kv.check()
+
+    def run(self, max_steps: int = 2_000) -> dict[int, Result]:
+        """Until every request has ended."""
+        for _ in range(max_steps):
+            self.step()
+            if all(result.ended for result in self.results.values()):
+                return self.results
+        raise AssertionError(f"not finished after {max_steps} steps")
+
+    def _take(self, output: EngineOutput) -> None:
+        self.outputs.append(output)
+        for item in output.events:
+            result, event = self.results[item.seq], item.event
+            assert not result.ended, "an event after the end"
+            if isinstance(event, TokensEvent):
+                assert event.position == len(result.token_ids), "a gap or a repetition"
+                result.token_ids += event.token_ids
+                result.events.append(event)
+            elif isinstance(event, FinishEvent):
+                result.finish = event
+            else:
+                result.error = event
+        if self._drafter is not None:
+            self._draft(output)
+
+    def _draft(self, output: EngineOutput) -> None:
+        for order in output.orders.opens:
+            self.sessions[order.seq] = list(order.token_ids)
+            self.engine.inbox.put(DraftSessionLive(order.seq, "scripted", "incarnation"))
+        for commit in output.orders.commits:
+            committed = self.sessions[commit.seq]
+            assert commit.position == len(committed)
+            committed += commit.token_ids
+        for seq in output.orders.closes:
+            del self.sessions[seq]
+        told = [o.seq for o in output.orders.opens] + [c.seq for c in output.orders.commits]
+        for seq in told:
+            if seq in self.sessions:
+                self._answer(seq)
+
+    def _answer(self, seq: int) -> None:
+        assert self._drafter is not None
+        committed = tuple(self.sessions[seq])
+        chain = self._drafter(committed)
+        if chain is not None:
+            self.engine.inbox.put(DraftArrived(seq, chain_draft(committed, chain)))

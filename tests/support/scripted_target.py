@@ -1,0 +1,101 @@
+"""A target whose next-token law is any function of the prefix, behind the real KV interface.
+
+It writes the tokens it is fed into a paged pool, by block table and position, and reads every
+prefix back from there. So a wrong block table, start or rollback changes its answers, as it would
+change a model's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from cluster.types import ModelCard
+from engine.kv_cache import KVCacheManager
+from engine.model_runner import SequenceSlice
+
+VOCAB_SIZE = 40
+EOS = 2
+
+Law = Callable[[tuple[int, ...]], list[float]]
+"""Prefix -> logits."""
+
+
+def hashed_law(*, salt: str = "", vocab_size: int = VOCAB_SIZE, sharpness: float = 4.0) -> Law:
+    """Logits that look random and depend on the whole prefix."""
+
+    def law(prefix: tuple[int, ...]) -> list[float]:
+        digest = hashlib.shake_128(f"{salt}{prefix}".encode()).digest(vocab_size)
+        return [sharpness * byte / 255 for byte in digest]
+
+    return law
+
+
+def continuation_law(continuation: Sequence[int], prompt_len: int) -> Law:
+    """All mass on a scripted continuation; after its end, on token 7."""
+
+    def law(prefix: tuple[int, ...]) -> list[float]:
+        index = len(prefix) - prompt_len
+        wanted = continuation[index] if index < len(continuation) else 7
+        return [30.0 if token_id == wanted else 0.0 for token_id in range(VOCAB_SIZE)]
+
+    return law
+
+
+class ScriptedRunner:
+    """Stands where a ModelRunner stands."""
+
+    def __init__(
+        self, law: Law, *, num_blocks: int = 64, block_size: int = 4, max_model_len: int = 200
+    ) -> None:
+        self.law = law
+        self.kv = KVCacheManager(num_blocks, block_size)
+        self.vocab_size = VOCAB_SIZE
+        self.max_model_len = max_model_len
+        self.card = ModelCard(
+            name="scripted",
+            max_model_len=max_model_len,
+            vocab_size=VOCAB_SIZE,
+            vocabulary="scripted",
+            fingerprint="scripted",
+            eos_token_ids=(EOS,),
+            tokenizer_json="",
+            chat_template="",
+        )
+        self.num_forwards = 0
+        self.max_rows = 0
+        self._pool = [-1] * (num_blocks * block_size)
+
+    def warm_up(self) -> None:
+        """Nothing to warm."""
+
+    def forward(self, slices: Sequence[SequenceSlice]) -> torch.Tensor:
+        self.num_forwards += 1
+        self.max_rows = max(self.max_rows, sum(len(s.token_ids) for s in slices))
+        for part in slices:
+            for offset, token_id in enumerate(part.token_ids):
+                self._pool[self._slot(part, part.start + offset)] = token_id
+        rows = [row for part in slices for row in self._rows(part)]
+        return torch.tensor(rows, dtype=torch.float32).reshape(len(rows), self.vocab_size)
+
+    def _rows(self, part: SequenceSlice) -> list[list[float]]:
+        end = part.start + len(part.token_ids)
+        stored = [self._pool[self._slot(part, position)] for position in range(end)]
+        return [
+            self.law(tuple(stored[: position + 1]))
+            for position in range(end - part.num_logits, end)
+        ]
+
+    def _slot(self, part: SequenceSlice, position: int) -> int:
+        block = part.block_table[position // self.kv.block_size]
+        return block * self.kv.block_size + position % self.kv.block_size
+
+
+def softmax(logits: Sequence[float]) -> list[float]:
+    """Probabilities in float64."""
+    top = max(logits)
+    weights = [math.exp(value - top) for value in logits]
+    return [weight / sum(weights) for weight in weights]

@@ -1,0 +1,376 @@
+"""The law on a scripted target: whatever drafters, batch, pool and path do, the tokens are those
+of decoding one by one."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+
+import pytest
+
+from cluster.config import SchedulerConfig, SpeculationConfig
+from cluster.types import Path, SamplingParams
+from tests.support.engine_driver import GREEDY, EngineDriver, chain_draft
+from tests.support.reference import decode
+from tests.support.scripted_target import VOCAB_SIZE, ScriptedRunner, hashed_law
+from verifier_service.draft_trie import DraftOutcome
+from verifier_service.engine import Engine
+from verifier_service.events import (
+    Cancelled,
+    DraftArrived,
+    DraftSessionLive,
+    DraftSessionLost,
+    PathChanged,
+    Submitted,
+)
+
+SAMPLINGS = [
+    GREEDY,
+    SamplingParams(temperature=0.3),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=1.0, top_p=0.9),
+    SamplingParams(temperature=0.8, top_k=5),
+]
+
+
+def oracle_drafter(law, sampling, request_key, depth):
+    """Knows the answer: every draft is accepted."""
+
+    def draft(committed):
+        return decode(law, committed, max_tokens=depth, sampling=sampling, request_key=request_key)
+
+    return draft
+
+
+def flaky_drafter(rng, law):
+    """Right, wrong, partly right, empty, silent or out of vocabulary, by turns."""
+
+    def draft(committed):
+        right = decode(law, committed, max_tokens=4, sampling=GREEDY, request_key=1)
+        match rng.randrange(6):
+            case 0:
+                return right
+            case 1:
+                return [*right[:2], rng.randrange(VOCAB_SIZE)]
+            case 2:
+                return [rng.randrange(VOCAB_SIZE) for _ in range(4)]
+            case 3:
+                return []
+            case 4:
+                return None
+            case _:
+                return [VOCAB_SIZE + 5]
+
+    return draft
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_tokens_are_those_of_decoding_one_by_one(seed):
+    """Many requests, a pool too small for them, prompts in chunks, a drafter of every humour."""
+    rng = random.Random(seed)
+    law = hashed_law(salt=str(seed))
+    runner = ScriptedRunner(law, num_blocks=rng.choice([14, 20, 64]), block_size=rng.choice([1, 4]))
+    limit = runner.kv.num_blocks * runner.kv.block_size
+    driver = EngineDriver(
+        runner,
+        drafter=flaky_drafter(rng, law),
+        scheduler=SchedulerConfig(
+            max_running_sequences=rng.choice([2, 8]),
+            max_step_tokens=rng.choice([3, 16, 64]),
+            max_prefill_chunk_tokens=rng.choice([1, 3, 64]),
+        ),
+    )
+    expected = {}
+    for _ in range(12):
+        prompt = [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randrange(1, limit // 2))]
+        fields = {
+            "max_tokens": rng.randrange(1, limit // 2),
+            "sampling": rng.choice(SAMPLINGS),
+            "request_key": rng.getrandbits(64),
+        }
+        seq = driver.submit(prompt, path=rng.choice(list(Path)), **fields)
+        expected[seq] = decode(law, prompt, **fields)
+    results = driver.run()
+    assert {seq: result.token_ids for seq, result in results.items()} == expected
+    assert all(result.finish is not None for result in results.values())
+    assert runner.kv.num_used_blocks == 0
+    assert not driver.sessions, "a draft session outlived its sequence"
+
+
+def test_a_pool_that_is_too_small_preempts_and_still_finishes():
+    law = hashed_law()
+    runner = ScriptedRunner(law, num_blocks=8, block_size=2)
+    driver = EngineDriver(runner)
+    fields = {"max_tokens": 10, "sampling": GREEDY, "request_key": 1}
+    prompts = [[3, 4, 5 + i] for i in range(6)]
+    for prompt in prompts:
+        driver.submit(prompt, **fields)
+    results = driver.run()
+    assert driver.engine.num_preemptions > 0, "the pool was not tight: the test shows nothing"
+    assert [r.token_ids for r in results.values()] == [decode(law, p, **fields) for p in prompts]
+
+
+def test_drafts_yield_before_any_sequence_is_preempted():
+    law = hashed_law()
+    runner = ScriptedRunner(law, num_blocks=4, block_size=4)
+    drafter = oracle_drafter(law, GREEDY, 1, depth=8)
+    driver = EngineDriver(runner, drafter=drafter)
+    for i in range(2):
+        driver.submit([3, 4 + i], max_tokens=6)
+    driver.run()
+    assert driver.engine.num_preemptions == 0
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_drafter_that_knows_the_answer_is_always_accepted(sampling):
+    law = hashed_law(salt="oracle")
+    runner = ScriptedRunner(law)
+    driver = EngineDriver(runner, drafter=oracle_drafter(law, sampling, 5, depth=4))
+    driver.submit([3, 4], max_tokens=20, sampling=sampling, request_key=5, ignore_eos=True)
+    result = driver.run()[1]
+    stats = result.finish.stats
+    assert stats.num_accepted_tokens == stats.num_draft_tokens > 0
+    assert len(result.token_ids) / stats.num_steps >= 3.5
+
+
+def test_a_step_holds_no_more_than_its_budget():
+    law = hashed_law()
+    runner = ScriptedRunner(law, num_blocks=200)
+    driver = EngineDriver(
+        runner,
+        drafter=oracle_drafter(law, GREEDY, 1, depth=8),
+        scheduler=SchedulerConfig(max_step_tokens=10, max_prefill_chunk_tokens=6),
+    )
+    for i in range(6):
+        driver.submit([3 + i] * 30, max_tokens=10)
+    driver.run()
+    assert runner.max_rows <= 10
+
+
+def test_a_long_prompt_does_not_stall_the_others():
+    law = hashed_law()
+    runner = ScriptedRunner(law, num_blocks=200)
+    driver = EngineDriver(runner, scheduler=SchedulerConfig(max_prefill_chunk_tokens=8))
+    short = driver.submit([3, 4], max_tokens=100, ignore_eos=True)
+    driver.step()
+    driver.submit([5] * 80, max_tokens=1)
+    for num_tokens in range(2, 10):
+        driver.step()
+        assert len(driver.results[short].token_ids) == num_tokens
+
+
+@pytest.mark.parametrize("when", range(6))
+def test_cancelling_at_any_moment_frees_everything(when):
+    law = hashed_law()
+    runner = ScriptedRunner(law)
+    driver = EngineDriver(
+        runner,
+        drafter=oracle_drafter(law, GREEDY, 1, depth=3),
+        scheduler=SchedulerConfig(max_prefill_chunk_tokens=2),
+    )
+    gone = driver.submit([3, 4, 5, 6, 7], max_tokens=50, ignore_eos=True)
+    stays = driver.submit([8, 9], max_tokens=12, ignore_eos=True)
+    for _ in range(when):
+        driver.step()
+    driver.engine.inbox.put(Cancelled(gone))
+    driver.step()
+    assert gone not in driver.sessions
+    driver.engine.inbox.put(DraftArrived(gone, chain_draft([3, 4, 5, 6, 7], [1])))
+    while not driver.results[stays].ended:
+        driver.step()
+    expected = decode(
+        law, [8, 9], max_tokens=12, sampling=GREEDY, request_key=1, stop_ids=frozenset()
+    )
+    assert driver.results[stays].token_ids == expected
+    assert runner.kv.num_used_blocks == 0
+
+
+def test_path_changes_pause_and_resume_the_session_and_change_no_token():
+    law = hashed_law()
+    runner = ScriptedRunner(law)
+    driver = EngineDriver(runner, drafter=oracle_drafter(law, GREEDY, 1, depth=3))
+    seq = driver.submit([3, 4], max_tokens=40, ignore_eos=True)
+    for path in (Path.PLAIN, Path.SPECULATIVE, Path.PLAIN, Path.SPECULATIVE):
+        driver.step()
+        driver.engine.inbox.put(PathChanged(seq, path))
+    result = driver.run()[seq]
+    orders = [output.orders for output in driver.outputs]
+    assert sum(len(o.pauses) for o in orders) == sum(len(o.resumes) for o in orders) == 2
+    assert sum(len(o.opens) for o in orders) == 1
+    assert result.token_ids == decode(
+        law, [3, 4], max_tokens=40, sampling=GREEDY, request_key=1, stop_ids=frozenset()
+    )
+
+
+def test_plain_means_no_session_and_no_drafts():
+    law = hashed_law()
+    driver = EngineDriver(ScriptedRunner(law), drafter=oracle_drafter(law, GREEDY, 1, depth=3))
+    driver.submit([3, 4], path=Path.PLAIN)
+    result = driver.run()[1]
+    assert result.finish.stats.num_draft_tokens == 0
+    assert all(not output.orders.opens for output in driver.outputs)
+
+
+def test_a_silent_drafter_costs_one_deadline_and_no_more():
+    law = hashed_law()
+    deadline_ms = 50.0
+    driver = EngineDriver(
+        ScriptedRunner(law),
+        drafter=lambda committed: None,
+        speculation=SpeculationConfig(draft_deadline_ms=deadline_ms),
+    )
+    driver.submit([3, 4], max_tokens=30, ignore_eos=True)
+    started = time.monotonic()
+    driver.run()
+    assert deadline_ms / 1e3 <= time.monotonic() - started < 3 * deadline_ms / 1e3
+
+
+def test_a_late_draft_is_used_as_far_as_it_still_fits():
+    law = hashed_law()
+    runner = ScriptedRunner(law)
+    driver = EngineDriver(runner, drafter=lambda committed: None)
+    fields = {"max_tokens": 20, "sampling": GREEDY, "request_key": 1}
+    seq = driver.submit([3, 4], ignore_eos=True, **fields)
+    answer = decode(law, [3, 4], stop_ids=frozenset(), **fields)
+    for _ in range(3):
+        driver.step()
+    done = len(driver.results[seq].token_ids)
+    driver.engine.inbox.put(DraftArrived(seq, chain_draft([3, 4], answer[: done + 4])))
+    driver.step()
+    assert len(driver.results[seq].token_ids) == done + 5
+    assert driver.run()[seq].token_ids == answer
+
+
+def test_a_lost_session_goes_on_plain_and_comes_back():
+    law = hashed_law()
+    driver = EngineDriver(ScriptedRunner(law), drafter=oracle_drafter(law, GREEDY, 1, depth=2))
+    seq = driver.submit([3, 4], max_tokens=30, ignore_eos=True)
+    driver.step()
+    driver.engine.inbox.put(DraftSessionLost(seq))
+    driver.step()
+    driver.engine.inbox.put(DraftSessionLive(seq, "other", "incarnation-2"))
+    result = driver.run()[seq]
+    assert result.finish.stats.drafter == "other"
+    assert result.finish.stats.num_accepted_tokens > 0
+
+
+def test_a_drafter_that_names_unknown_anchors_gets_one_resync_not_a_loop():
+    law = hashed_law()
+    driver = EngineDriver(ScriptedRunner(law), drafter=lambda committed: [])
+    seq = driver.submit([3, 4], max_tokens=30, ignore_eos=True)
+    for _ in range(10):
+        driver.step()
+        driver.engine.inbox.put(DraftArrived(seq, chain_draft([9, 9, 9], [1])))
+    driver.engine._receive(block=False)
+    assert driver.engine.draft_outcomes[DraftOutcome.UNKNOWN_ANCHOR] == 10
+    resyncs = [seq for output in driver.outputs for seq in output.orders.resyncs]
+    assert 1 <= len(resyncs) <= 10
+
+
+def test_a_poisoned_row_fails_its_request_only():
+    sane = hashed_law()
+
+    def law(prefix):
+        logits = sane(prefix)
+        return [float("nan")] * VOCAB_SIZE if prefix[0] == 9 and len(prefix) > 5 else logits
+
+    driver = EngineDriver(ScriptedRunner(law))
+    poisoned = driver.submit([9, 3], max_tokens=10, ignore_eos=True)
+    good = driver.submit([4, 3], max_tokens=10, ignore_eos=True)
+    results = driver.run()
+    assert results[poisoned].error.kind == "InternalError"
+    assert len(results[good].token_ids) == 10
+    assert driver.runner.kv.num_used_blocks == 0
+
+
+def test_a_poisoned_row_that_only_a_wrong_draft_reaches_is_no_error():
+    sane = hashed_law()
+    wrong = 39
+
+    def law(prefix):
+        return [float("nan")] * VOCAB_SIZE if prefix[-1] == wrong else [*sane(prefix)[:39], -9.0]
+
+    driver = EngineDriver(ScriptedRunner(law), drafter=lambda committed: [wrong, wrong])
+    driver.submit([4, 3], max_tokens=10, ignore_eos=True)
+    result = driver.run()[1]
+    assert result.error is None
+    assert result.finish.stats.num_draft_tokens > 0
+    assert len(result.token_ids) == 10
+
+
+def test_a_forward_that_raises_fails_its_sequences_and_the_engine_lives():
+    law = hashed_law()
+    runner = ScriptedRunner(law)
+    driver = EngineDriver(runner)
+    first = driver.submit([3, 4])
+    good_forward = runner.forward
+
+    def bad_forward(slices):
+        runner.forward = good_forward
+        raise RuntimeError("out of memory")
+
+    runner.forward = bad_forward
+    assert driver.run()[first].error.kind == "InternalError"
+    second = driver.submit([3, 4])
+    assert driver.run()[second].finish is not None
+
+
+def test_what_can_never_fit_is_refused_with_the_field():
+    runner = ScriptedRunner(hashed_law(), num_blocks=4, block_size=4, max_model_len=100)
+    driver = EngineDriver(runner)
+    too_big = driver.submit([3] * 4, max_tokens=50)
+    too_long = driver.submit([3] * 100, max_tokens=50)
+    results = driver.run()
+    assert results[too_big].error.param == "max_tokens"
+    assert results[too_long].error.param == "prompt_ids"
+
+
+def test_a_full_queue_refuses():
+    scheduler = SchedulerConfig(max_running_sequences=1, max_waiting_sequences=2)
+    driver = EngineDriver(ScriptedRunner(hashed_law()), scheduler=scheduler)
+    for _ in range(5):
+        driver.submit([3, 4], max_tokens=3)
+    kinds = [r.error.kind for r in driver.run().values() if r.error]
+    assert kinds
+    assert set(kinds) == {"OverloadedError"}
+
+
+def test_a_deadline_ends_the_request():
+    driver = EngineDriver(ScriptedRunner(hashed_law()))
+    driver.submit([3, 4], max_tokens=100, ignore_eos=True, deadline_ms=1)
+    time.sleep(0.005)
+    assert driver.run()[1].error.kind == "DeadlineExceededError"
+
+
+def test_resuming_with_delivered_tokens_continues_the_same_answer():
+    law = hashed_law()
+    sampling = SamplingParams(temperature=1.0)
+    fields = {"max_tokens": 20, "sampling": sampling, "request_key": 77}
+    answer = decode(law, [3, 4], stop_ids=frozenset(), **fields)
+    driver = EngineDriver(ScriptedRunner(law))
+    seq = driver.submit([3, 4], ignore_eos=True, resumed_ids=tuple(answer[:8]), **fields)
+    driver.results[seq].token_ids = answer[:8]
+    assert driver.run()[seq].token_ids == answer
+
+
+def test_the_thread_serves_and_stops():
+    outputs = []
+    engine = Engine(
+        ScriptedRunner(hashed_law()),
+        SchedulerConfig(),
+        SpeculationConfig(),
+        outputs.append,
+    )
+    engine.start()
+    driver = EngineDriver(ScriptedRunner(hashed_law()))
+    driver.submit([3, 4], max_tokens=5)
+    submitted = driver.engine.inbox.get()
+    assert isinstance(submitted, Submitted)
+    engine.inbox.put(submitted)
+    deadline = time.monotonic() + 10
+    while engine.stalled_for_s() or not outputs:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    engine.stop(5.0)
+    assert not [t for t in threading.enumerate() if t.name == "engine"]

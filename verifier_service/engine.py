@@ -1,0 +1,402 @@
+"""The engine loop: receive, plan, run, verify, commit.
+
+One thread runs it. Values go in through the inbox and out through `post`; nothing else is shared.
+The engine is the only source of truth for committed tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cluster.config import SchedulerConfig, SpeculationConfig
+from cluster.errors import (
+    DeadlineExceededError,
+    InternalError,
+    InvalidRequestError,
+    OverloadedError,
+    PacelineError,
+)
+from cluster.load import VerifierLoad
+from cluster.types import ErrorEvent, FinishEvent, GenerationEvent, Path, TokensEvent
+from engine.model_runner import ModelRunner, SequenceSlice
+from engine.sampling import NonFiniteLogitsError, SampleRow, sample
+from engine.sequence import Sequence, SequenceState
+from verifier_service.acceptance import verify
+from verifier_service.draft_trie import DraftOutcome, DraftTrie
+from verifier_service.events import (
+    Cancelled,
+    DraftArrived,
+    DraftCommit,
+    DraftOpen,
+    DraftSessionLive,
+    DraftSessionLost,
+    DraftVerdict,
+    EngineInput,
+    EngineOutput,
+    PathChanged,
+    SequenceEvent,
+    Stopped,
+    Submitted,
+)
+from verifier_service.outbox import Outbox
+from verifier_service.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
+from verifier_service.speculation import Speculation
+
+logger = logging.getLogger(__name__)
+
+_NOT_FINITE = -1
+"""Stands for the draw of a row without a distribution; equals no draft, so it is never accepted."""
+_AVERAGING = 0.2
+"""Weight of the newest step in the moving averages."""
+
+
+@dataclass(slots=True)
+class _Generation:
+    """A sequence and what the engine keeps beside it."""
+
+    sequence: Sequence
+    speculation: Speculation
+    deadline: float | None
+
+
+class Engine:
+    """Decodes all sequences of one verifier. `post` is called from the engine's thread."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: SchedulerConfig,
+        speculation: SpeculationConfig,
+        post: Callable[[EngineOutput], None],
+    ) -> None:
+        self.inbox: queue.SimpleQueue[EngineInput] = queue.SimpleQueue()
+        self.draft_outcomes = dict.fromkeys(DraftOutcome, 0)
+        self.num_preemptions = 0
+        self._runner = runner
+        self._config = scheduler
+        self._speculation = speculation
+        self._post = post
+        self._scheduler = Scheduler(scheduler, runner.kv)
+        self._generations: dict[int, _Generation] = {}
+        self._outbox = Outbox()
+        self._step_ms = 0.0
+        self._step_tokens = 0.0
+        self._last_progress = time.monotonic()
+        self._stopped = False
+        self._thread = threading.Thread(target=self.run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Finish the running step and end the thread."""
+        self.inbox.put(Stopped())
+        self._thread.join(timeout_s)
+
+    def stalled_for_s(self) -> float:
+        """How long work has waited without a step; 0 while idle. May be called from any thread."""
+        return time.monotonic() - self._last_progress if self._generations else 0.0
+
+    def load(self) -> VerifierLoad:
+        """May be called from any thread; the numbers are then of slightly different moments."""
+        kv = self._runner.kv
+        return VerifierLoad(
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            kv_blocks_used=kv.num_used_blocks,
+            kv_blocks_total=kv.num_blocks,
+            step_ms=self._step_ms,
+            step_tokens=self._step_tokens,
+        )
+
+    # --- the loop ----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        while not self._stopped:
+            self._receive(block=not self._generations)
+            self._flush()
+            if self._generations and not self._stopped:
+                self._wait_for_drafts()
+                self.step()
+                self._flush()
+
+    def step(self) -> None:
+        """Plan, run, verify, commit."""
+        started = time.monotonic()
+        self._expire(started)
+        plan = self._scheduler.schedule(self._propose)
+        self.num_preemptions += len(plan.preempted)
+        try:
+            drawn = self._run(plan)
+        except Exception as error:
+            logger.exception("a step failed; its sequences end, the engine goes on")
+            for scheduled in plan.scheduled:
+                self._fail(scheduled.sequence.seq, InternalError(f"the forward failed: {error}"))
+            return
+        for scheduled in plan.scheduled:
+            self._commit(scheduled, drawn.get(scheduled.sequence.seq, []))
+        self._measure(started, plan.num_tokens)
+
+    def _run(self, plan: SchedulerOutput) -> dict[int, list[int]]:
+        """The target's own draws, by seq, of every sequence that reached its end."""
+        if not plan.scheduled:
+            return {}
+        logits = self._runner.forward([_slice(scheduled) for scheduled in plan.scheduled])
+        drawing = [scheduled for scheduled in plan.scheduled if scheduled.draws]
+        rows = [row for scheduled in drawing for row in _rows(scheduled)]
+        try:
+            ids = sample(logits, rows)
+        except NonFiniteLogitsError as error:
+            finite = [i for i in range(len(rows)) if i not in error.rows]
+            ids = [_NOT_FINITE] * len(rows)
+            for i, token_id in zip(
+                finite, sample(logits[finite], [rows[i] for i in finite]), strict=True
+            ):
+                ids[i] = token_id
+        draws = iter(ids)
+        return {
+            scheduled.sequence.seq: [next(draws) for _ in range(len(scheduled.draft_ids) + 1)]
+            for scheduled in drawing
+        }
+
+    def _commit(self, scheduled: ScheduledSequence, drawn_ids: list[int]) -> None:
+        """Make final what the target drew; a prompt chunk that draws nothing only gains KV."""
+        sequence, draft_ids = scheduled.sequence, scheduled.draft_ids
+        if not drawn_ids:
+            self._scheduler.commit(sequence, scheduled.num_tokens, scheduled.num_tokens)
+            return
+        verification = verify(draft_ids, drawn_ids)
+        num_accepted = verification.num_accepted_tokens
+        if verification.next_token_id == _NOT_FINITE:
+            error = InternalError("the model gave logits that are not finite")
+            self._fail(sequence.seq, error)
+            return
+        num_fed = scheduled.num_tokens + len(draft_ids)
+        self._scheduler.commit(sequence, num_fed, scheduled.num_tokens + num_accepted)
+        self._emit(sequence, draft_ids, num_accepted, verification.next_token_id)
+
+    def _emit(
+        self, sequence: Sequence, draft_ids: tuple[int, ...], num_accepted: int, next_id: int
+    ) -> None:
+        speculation = self._generations[sequence.seq].speculation
+        start = len(sequence.token_ids)
+        emission = sequence.emit([*draft_ids[:num_accepted], next_id])
+        num_accepted = min(num_accepted, len(emission.token_ids))
+        speculation.record(len(draft_ids), num_accepted)
+        if draft_ids:
+            verdict = DraftVerdict(speculation.incarnation, len(draft_ids), num_accepted)
+            self._outbox.verdicts.append(verdict)
+        self._say(
+            sequence,
+            TokensEvent(
+                sequence.request.request_id,
+                start - sequence.num_prompt_tokens,
+                emission.token_ids,
+                tuple(i < num_accepted for i in range(len(emission.token_ids))),
+                len(draft_ids),
+            ),
+        )
+        if emission.finish_reason is not None:
+            request_id = sequence.request.request_id
+            self._say(
+                sequence, FinishEvent(request_id, emission.finish_reason, speculation.stats())
+            )
+            self._remove(sequence.seq)
+        elif speculation.opened:
+            speculation.trie.commit(emission.token_ids)
+            self._outbox.commits.append(DraftCommit(sequence.seq, start, emission.token_ids))
+
+    # --- inbox -------------------------------------------------------------------------------
+
+    def _receive(self, *, block: bool) -> None:
+        """Take all that is in the inbox; wait for the first of it if there is nothing to do."""
+        if block:
+            self._handle(self.inbox.get())
+            self._last_progress = time.monotonic()
+        while not self.inbox.empty():
+            self._handle(self.inbox.get())
+
+    def _wait_for_drafts(self) -> None:
+        """Wait for drafts that are due, all together no longer than the deadline."""
+        deadline = time.monotonic() + self._speculation.draft_deadline_ms / 1e3
+        while due := [g.speculation for g in self._generations.values() if _worth_waiting(g)]:
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                for speculation in due:
+                    speculation.late = True
+                return
+            try:
+                self._handle(self.inbox.get(timeout=remaining_s))
+            except queue.Empty:
+                continue
+
+    def _handle(self, message: EngineInput) -> None:
+        match message:
+            case Submitted():
+                self._submit(message)
+            case Cancelled(seq):
+                if seq in self._generations:
+                    self._remove(seq)
+            case PathChanged(seq, path):
+                if seq in self._generations:
+                    self._change_path(seq, path)
+            case DraftArrived():
+                self._take_draft(message)
+            case DraftSessionLive(seq, drafter, incarnation):
+                if generation := self._generations.get(seq):
+                    speculation = generation.speculation
+                    speculation.drafter, speculation.incarnation = drafter, incarnation
+                    speculation.live, speculation.late = True, False
+            case DraftSessionLost(seq):
+                if generation := self._generations.get(seq):
+                    generation.speculation.live = False
+            case Stopped():
+                self._stopped = True
+
+    def _submit(self, message: Submitted) -> None:
+        request = message.request
+        stop_ids = request.stop_token_ids
+        if not request.ignore_eos:
+            stop_ids |= frozenset(self._runner.card.eos_token_ids)
+        sequence = Sequence(message.seq, request, stop_ids, self._runner.max_model_len)
+        depth = request.num_speculative_tokens or self._speculation.num_speculative_tokens
+        speculation = Speculation(
+            DraftTrie(sequence.token_ids, self._runner.vocab_size),
+            min(depth, self._speculation.num_speculative_tokens),
+            request.path,
+        )
+        deadline = time.monotonic() + request.deadline_ms / 1e3 if request.deadline_ms else None
+        self._generations[message.seq] = _Generation(sequence, speculation, deadline)
+        self._scheduler.add(sequence)
+        if error := self._refusal(sequence):
+            self._fail(message.seq, error)
+        elif speculation.wanted:
+            self._open(sequence, speculation)
+
+    def _refusal(self, sequence: Sequence) -> PacelineError | None:
+        if len(sequence.token_ids) >= sequence.max_len:
+            return InvalidRequestError(
+                f"the prompt has {len(sequence.token_ids)} tokens and leaves no room within "
+                f"{sequence.max_len}; shorten it or raise max_tokens",
+                param="prompt_ids",
+            )
+        if sequence.max_len > self._runner.kv.num_slots:
+            return InvalidRequestError(
+                f"prompt and max_tokens need {sequence.max_len} tokens of KV cache and the pool "
+                f"holds {self._runner.kv.num_slots}; lower max_tokens",
+                param="max_tokens",
+            )
+        if len(self._scheduler.waiting) > self._config.max_waiting_sequences:
+            return OverloadedError("the verifier's queue is full", retry_after_s=1.0)
+        return None
+
+    def _open(self, sequence: Sequence, speculation: Speculation) -> None:
+        speculation.opened = True
+        request = sequence.request
+        self._outbox.opens.append(
+            DraftOpen(
+                sequence.seq,
+                tuple(sequence.token_ids),
+                sequence.num_prompt_tokens,
+                request.request_key,
+                request.sampling,
+                speculation.depth,
+                request.drafter,
+            )
+        )
+
+    def _change_path(self, seq: int, path: Path) -> None:
+        """Going plain pauses the session, which stays warm; coming back resumes it."""
+        generation = self._generations[seq]
+        speculation = generation.speculation
+        if speculation.path is path:
+            return
+        speculation.path = path
+        if not speculation.opened:
+            if speculation.wanted:
+                speculation.trie = DraftTrie(generation.sequence.token_ids, self._runner.vocab_size)
+                self._open(generation.sequence, speculation)
+        elif path is Path.PLAIN:
+            self._outbox.pauses.append(seq)
+        else:
+            self._outbox.resumes.append(seq)
+
+    def _take_draft(self, message: DraftArrived) -> None:
+        generation = self._generations.get(message.seq)
+        if generation is None:
+            return  # It finished while the draft was on its way.
+        speculation = generation.speculation
+        outcome = speculation.trie.insert(message.draft)
+        self.draft_outcomes[outcome] += 1
+        if outcome is not DraftOutcome.UNKNOWN_ANCHOR:
+            speculation.late = speculation.resynced = False
+        elif not speculation.resynced:
+            # Once: a drafter that keeps naming unknown anchors gets no loop out of us.
+            speculation.resynced = True
+            self._outbox.resyncs.append(message.seq)
+
+    # --- ends --------------------------------------------------------------------------------
+
+    def _expire(self, now: float) -> None:
+        for seq, generation in list(self._generations.items()):
+            if generation.deadline is not None and now >= generation.deadline:
+                self._fail(seq, DeadlineExceededError("the request's deadline passed"))
+
+    def _fail(self, seq: int, error: PacelineError) -> None:
+        sequence = self._generations[seq].sequence
+        kind = type(error).__name__
+        request_id = sequence.request.request_id
+        self._say(sequence, ErrorEvent(request_id, kind, error.message, error.param or ""))
+        self._remove(seq)
+
+    def _remove(self, seq: int) -> None:
+        generation = self._generations.pop(seq)
+        self._scheduler.remove(generation.sequence)
+        if generation.speculation.opened:
+            self._outbox.closes.append(seq)
+
+    def _propose(self, sequence: Sequence, max_len: int) -> tuple[int, ...]:
+        return self._generations[sequence.seq].speculation.propose(max_len)
+
+    def _say(self, sequence: Sequence, event: GenerationEvent) -> None:
+        self._outbox.events.append(SequenceEvent(sequence.seq, event))
+
+    def _flush(self) -> None:
+        if not self._outbox.empty:
+            self._post(self._outbox.output(self.load()))
+            self._outbox = Outbox()
+
+    def _measure(self, started: float, num_tokens: int) -> None:
+        self._last_progress = time.monotonic()
+        step_ms = (self._last_progress - started) * 1e3
+        self._step_ms += _AVERAGING * (step_ms - self._step_ms)
+        self._step_tokens += _AVERAGING * (num_tokens - self._step_tokens)
+
+
+def _worth_waiting(generation: _Generation) -> bool:
+    sequence = generation.sequence
+    decoding = sequence.state is SequenceState.RUNNING and sequence.num_uncomputed_tokens == 1
+    return decoding and sequence.max_draft_len > 0 and generation.speculation.due
+
+
+def _slice(scheduled: ScheduledSequence) -> SequenceSlice:
+    sequence = scheduled.sequence
+    assert sequence.cache is not None
+    num_logits = len(scheduled.draft_ids) + 1 if scheduled.draws else 0
+    return SequenceSlice(
+        sequence.cache.block_table, sequence.num_computed_tokens, scheduled.fed_ids, num_logits
+    )
+
+
+def _rows(scheduled: ScheduledSequence) -> list[SampleRow]:
+    request = scheduled.sequence.request
+    start = len(scheduled.sequence.token_ids)
+    return [
+        SampleRow(request.sampling, request.request_key, start + offset)
+        for offset in range(len(scheduled.draft_ids) + 1)
+    ]

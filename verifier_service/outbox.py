@@ -1,0 +1,45 @@
+"""Collects what one step has to say, to be posted as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cluster.load import VerifierLoad
+from verifier_service.events import (
+    DraftCommit,
+    DraftOpen,
+    DraftOrders,
+    DraftVerdict,
+    EngineOutput,
+    SequenceEvent,
+)
+
+
+@dataclass(slots=True)
+class Outbox:
+    """The parts of the next EngineOutput; see there."""
+
+    events: list[SequenceEvent] = field(default_factory=list)
+    opens: list[DraftOpen] = field(default_factory=list)
+    commits: list[DraftCommit] = field(default_factory=list)
+    resyncs: list[int] = field(default_factory=list)
+    pauses: list[int] = field(default_factory=list)
+    resumes: list[int] = field(default_factory=list)
+    closes: list[int] = field(default_factory=list)
+    verdicts: list[DraftVerdict] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        orders = (self.opens, self.commits, self.resyncs, self.pauses, self.resumes, self.closes)
+        return not (self.events or self.verdicts or any(orders))
+
+    def output(self, load: VerifierLoad) -> EngineOutput:
+        orders = DraftOrders(
+            opens=tuple(self.opens),
+            commits=tuple(self.commits),
+            resyncs=tuple(self.resyncs),
+            pauses=tuple(self.pauses),
+            resumes=tuple(self.resumes),
+            closes=tuple(self.closes),
+        )
+        return EngineOutput(tuple(self.events), orders, tuple(self.verdicts), load)

@@ -1,0 +1,180 @@
+"""What the next forward holds. Decides and returns a value; runs no model and sends nothing.
+
+Each step is filled in this order: one token of every decoding sequence, then drafts, then prompt
+chunks. KV follows the same order, so drafts can never push out a sequence: when blocks run out,
+drafts yield first, and only then is the newest sequence preempted, to be recomputed later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cluster.config import SchedulerConfig
+from engine.kv_cache import KVCacheManager
+from engine.sequence import Sequence, SequenceState
+
+ProposeDrafts = Callable[[Sequence, int], tuple[int, ...]]
+"""(sequence, most drafts) -> the drafts to verify, empty if there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """One sequence's part of a step."""
+
+    sequence: Sequence
+    num_tokens: int
+    """Committed tokens to feed, from the first uncomputed one."""
+    draft_ids: tuple[int, ...] = ()
+    """Fed after them; only where `num_tokens` reaches the last committed token."""
+
+    @property
+    def draws(self) -> bool:
+        """Whether this step reaches the sequence's end, so that tokens are drawn."""
+        return self.num_tokens == self.sequence.num_uncomputed_tokens
+
+    @property
+    def fed_ids(self) -> list[int]:
+        start = self.sequence.num_computed_tokens
+        return [*self.sequence.token_ids[start : start + self.num_tokens], *self.draft_ids]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """What one forward holds. The slots of all its tokens are reserved."""
+
+    scheduled: tuple[ScheduledSequence, ...] = ()
+    preempted: tuple[Sequence, ...] = ()
+    """Sequences that lost their KV to make room in this step."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(s.num_tokens + len(s.draft_ids) for s in self.scheduled)
+
+
+class Scheduler:
+    """Owns the order of sequences and their KV. `running` is in order of admission."""
+
+    def __init__(
+        self, config: SchedulerConfig, kv: KVCacheManager, prefill_alignment: int = 1
+    ) -> None:
+        self._config = config
+        self._kv = kv
+        self._prefill_alignment = prefill_alignment
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence."""
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Free all that the sequence holds; it is finished."""
+        if sequence.state is SequenceState.RUNNING:
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        self._release(sequence)
+        sequence.move_to(SequenceState.FINISHED)
+
+    def schedule(self, propose: ProposeDrafts) -> SchedulerOutput:
+        """Fill one step and reserve the slots of its tokens."""
+        preempted: list[Sequence] = []
+        while not (output := self._fill(propose, preempted)).scheduled and len(self.running) > 1:
+            # Only prompts run, and each waits for blocks that another holds.
+            preempted.append(self._preempt_newest())
+        return output
+
+    def _fill(self, propose: ProposeDrafts, preempted: list[Sequence]) -> SchedulerOutput:
+        decoding = self._reserve_decodes(preempted)
+        budget = self._config.max_step_tokens - len(decoding)
+        scheduled = []
+        for sequence in decoding:
+            draft_ids = self._reserve_drafts(sequence, propose, budget)
+            budget -= len(draft_ids)
+            scheduled.append(ScheduledSequence(sequence, 1, draft_ids))
+        scheduled += self._reserve_prefills(budget, may_admit=not preempted)
+        return SchedulerOutput(tuple(scheduled), tuple(preempted))
+
+    def commit(self, sequence: Sequence, num_fed: int, num_final: int) -> None:
+        """Of the `num_fed` tokens of a step, keep the KV of the first `num_final`."""
+        assert sequence.cache is not None
+        self._kv.rollback(sequence.cache, num_fed - num_final)
+        self._kv.commit(sequence.cache, num_final)
+
+    def _reserve_decodes(self, preempted: list[Sequence]) -> list[Sequence]:
+        decoding = [s for s in self.running if s.num_uncomputed_tokens == 1]
+        decoding = decoding[: self._config.max_step_tokens]
+        reserved = []
+        for sequence in decoding:
+            while sequence.state is SequenceState.RUNNING and not self._reserve(sequence, 1):
+                # A victim is never older than `sequence`, so none that is reserved is lost.
+                preempted.append(self._preempt_newest())
+            if sequence.state is SequenceState.RUNNING:
+                reserved.append(sequence)
+        return reserved
+
+    def _reserve_drafts(
+        self, sequence: Sequence, propose: ProposeDrafts, budget: int
+    ) -> tuple[int, ...]:
+        draft_ids = propose(sequence, min(budget, sequence.max_draft_len))
+        while draft_ids and not self._reserve(sequence, len(draft_ids)):
+            draft_ids = draft_ids[:-1]
+        return draft_ids
+
+    def _reserve_prefills(self, budget: int, *, may_admit: bool) -> list[ScheduledSequence]:
+        budget = min(budget, self._config.max_prefill_chunk_tokens)
+        scheduled = []
+        for sequence in [s for s in self.running if s.num_uncomputed_tokens > 1]:
+            num_tokens = self._reserve_chunk(sequence, budget)
+            if num_tokens:
+                budget -= num_tokens
+                scheduled.append(ScheduledSequence(sequence, num_tokens))
+        while may_admit and budget > 0 and self._may_admit():
+            sequence = self.waiting[0]
+            sequence.cache = self._kv.open()
+            num_tokens = self._reserve_chunk(sequence, budget)
+            if not num_tokens:
+                self._release(sequence)
+                break
+            self.waiting.popleft()
+            sequence.move_to(SequenceState.RUNNING)
+            self.running.append(sequence)
+            budget -= num_tokens
+            scheduled.append(ScheduledSequence(sequence, num_tokens))
+        return scheduled
+
+    def _may_admit(self) -> bool:
+        if not self.waiting or len(self.running) >= self._config.max_running_sequences:
+            return False
+        # Room for all its tokens and one more, besides what the running ones still need for theirs:
+        # admitting a sequence only to preempt it would be work for nothing.
+        needed = sum(self._num_missing_blocks(s) for s in [*self.running, self.waiting[0]])
+        return self._kv.num_free_blocks >= needed or not self.running
+
+    def _num_missing_blocks(self, sequence: Sequence) -> int:
+        held = 0 if sequence.cache is None else len(sequence.cache.block_table)
+        return max(0, len(sequence.token_ids) // self._kv.block_size + 1 - held)
+
+    def _reserve_chunk(self, sequence: Sequence, budget: int) -> int:
+        num_tokens = min(budget, sequence.num_uncomputed_tokens)
+        if num_tokens < sequence.num_uncomputed_tokens:
+            num_tokens -= num_tokens % self._prefill_alignment
+        return num_tokens if num_tokens and self._reserve(sequence, num_tokens) else 0
+
+    def _reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+        assert sequence.cache is not None
+        return self._kv.reserve(sequence.cache, num_tokens)
+
+    def _preempt_newest(self) -> Sequence:
+        victim = self.running.pop()
+        self._release(victim)
+        victim.move_to(SequenceState.WAITING)
+        self.waiting.appendleft(victim)
+        return victim
+
+    def _release(self, sequence: Sequence) -> None:
+        if sequence.cache is not None:
+            self._kv.close(sequence.cache)
+            sequence.cache = None

@@ -1,0 +1,100 @@
+"""A verifier as a whole, without Ray: model, engine thread, generation server, draft client."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+from cluster.config import VerifierConfig
+from cluster.errors import InternalError
+from cluster.load import VerifierLoad
+from cluster.protocol import generation_pb2, generation_pb2_grpc
+from cluster.protocol.messages import TargetHello
+from cluster.rpc import RpcServer, new_incarnation, start_rpc_server
+from cluster.types import Members
+from engine.loader import load_model
+from engine.model_runner import ModelRunner
+from verifier_service.draft_client import DraftClient
+from verifier_service.engine import Engine
+from verifier_service.events import EngineOutput
+from verifier_service.servicer import GenerationServicer
+
+_SERVICE_NAME = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
+_STOP_TIMEOUT_S = 5.0
+
+
+class VerifierService:
+    """Lives on one event loop; the engine has a thread of its own. Made by :meth:`start`."""
+
+    def __init__(self, config: VerifierConfig, runner: ModelRunner) -> None:
+        self.card = runner.card
+        self.incarnation = new_incarnation()
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._engine = Engine(runner, config.scheduler, config.speculation, self._post)
+        hello = TargetHello(self.incarnation, self.card.name, self.card.vocabulary)
+        self._draft_client = DraftClient(config.speculation, hello, self._engine.inbox.put)
+        self._servicer = GenerationServicer(
+            self.card, self.incarnation, self._engine.inbox.put, self.load
+        )
+        self._rpc: RpcServer | None = None
+
+    @classmethod
+    async def start(cls, config: VerifierConfig, *, host: str) -> VerifierService:
+        """Load and warm the model, then listen. Takes as long as the model takes to load."""
+        runner = await asyncio.to_thread(_warm_runner, config)
+        service = cls(config, runner)
+        service._engine.start()
+        service._rpc = await start_rpc_server(
+            lambda server: generation_pb2_grpc.add_GenerationServicer_to_server(
+                service._servicer, server
+            ),
+            _SERVICE_NAME,
+            host=host,
+            port=config.rpc.port,
+        )
+        return service
+
+    @property
+    def address(self) -> str:
+        assert self._rpc is not None
+        return self._rpc.address
+
+    def update_drafters(self, members: Members) -> None:
+        """The drafters that may be used from now on. Call on the loop."""
+        self._draft_client.update_members(members)
+
+    def load(self) -> VerifierLoad:
+        return dataclasses.replace(self._engine.load(), drafters=self._draft_client.loads())
+
+    def check_health(self) -> None:
+        """Raise InternalError if work waits and the engine does not step."""
+        stalled_s = self._engine.stalled_for_s()
+        if stalled_s > self._config.stall_timeout_s:
+            raise InternalError(f"the engine has not stepped for {stalled_s:.0f} s")
+
+    async def stop(self, grace_s: float) -> None:
+        """Take nothing new, let what runs finish within `grace_s`, then free everything."""
+        assert self._rpc is not None
+        await self._servicer.drain(grace_s)
+        await self._rpc.stop(grace_s=0)
+        await self._draft_client.close()
+        await asyncio.to_thread(self._engine.stop, _STOP_TIMEOUT_S)
+
+    def _post(self, output: EngineOutput) -> None:
+        """Called by the engine's thread."""
+        self._loop.call_soon_threadsafe(self._deliver, output)
+
+    def _deliver(self, output: EngineOutput) -> None:
+        self._servicer.deliver(output.events)
+        self._draft_client.apply(output.orders)
+        for verdict in output.verdicts:
+            self._draft_client.record_acceptance(
+                verdict.incarnation, verdict.num_draft_tokens, verdict.num_accepted_tokens
+            )
+
+
+def _warm_runner(config: VerifierConfig) -> ModelRunner:
+    runner = ModelRunner(load_model(config.model), config.kv_cache)
+    runner.warm_up()
+    return runner

@@ -1,0 +1,215 @@
+"""The generation service: many routers' requests in, every step's tokens out.
+
+One outgoing message per router and step: the writer sends all that has gathered since its last
+message. When a router's stream ends, all its requests are cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import grpc
+
+from cluster.errors import ERROR_TABLE, IncompatiblePeerError, InvalidRequestError, PacelineError
+from cluster.load import VerifierLoad
+from cluster.protocol import generation_pb2, generation_pb2_grpc
+from cluster.protocol.codec import check_token_ids, decode_router_batch, encode_verifier_batch
+from cluster.protocol.messages import (
+    NOISE_VERSION,
+    PROTOCOL_VERSION,
+    RouterBatch,
+    RouterHello,
+    VerifierBatch,
+    VerifierHello,
+)
+from cluster.types import (
+    ErrorEvent,
+    FinishEvent,
+    GenerationEvent,
+    GenerationRequest,
+    ModelCard,
+)
+from verifier_service.events import Cancelled, EngineInput, PathChanged, SequenceEvent, Submitted
+
+HELLO_TIMEOUT_S = 5.0
+IDLE_LOAD_PERIOD_S = 0.1
+"""Load reports of an idle verifier."""
+
+Context = grpc.aio.ServicerContext[generation_pb2.RouterBatch, generation_pb2.VerifierBatch]
+
+
+@dataclass(slots=True, eq=False)
+class _RouterStream:
+    """One router: its running requests, and what is to be told to it."""
+
+    seqs: dict[str, int] = field(default_factory=dict)
+    """By request id."""
+    events: list[GenerationEvent] = field(default_factory=list)
+    wakeup: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def tell(self, event: GenerationEvent) -> None:
+        self.events.append(event)
+        self.wakeup.set()
+
+
+class GenerationServicer(generation_pb2_grpc.GenerationServicer):
+    """Runs on the replica's event loop. `post` puts a value into the engine's inbox."""
+
+    def __init__(
+        self,
+        card: ModelCard,
+        incarnation: str,
+        post: Callable[[EngineInput], None],
+        load: Callable[[], VerifierLoad],
+    ) -> None:
+        self._card = card
+        self._incarnation = incarnation
+        self._post = post
+        self._load = load
+        self._seq = itertools.count(1)
+        self._owners: dict[int, tuple[_RouterStream, str]] = {}
+        self._streams: set[_RouterStream] = set()
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._owners)
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._streams)
+
+    async def drain(self, grace_s: float) -> None:
+        """Tell every router to submit nothing more, and let what runs finish within `grace_s`."""
+        self._draining = True
+        for stream in self._streams:
+            stream.wakeup.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._idle.wait()
+
+    def deliver(self, events: tuple[SequenceEvent, ...]) -> None:
+        """Hand a step's events to the routers that own their sequences."""
+        for item in events:
+            owner = self._owners.get(item.seq)
+            if owner is None:
+                continue  # Its router cancelled it or left while the step ran.
+            stream, request_id = owner
+            stream.tell(item.event)
+            if isinstance(item.event, FinishEvent | ErrorEvent):
+                del stream.seqs[request_id]
+                self._disown(item.seq)
+
+    async def Generate(  # noqa: N802  the name is the protocol's
+        self, request_iterator: AsyncIterator[generation_pb2.RouterBatch], context: Context
+    ) -> AsyncIterator[generation_pb2.VerifierBatch]:
+        """See generation.proto."""
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                first = decode_router_batch(await anext(request_iterator))
+            self._check_hello(first.hello)
+        except PacelineError as error:
+            await context.abort(ERROR_TABLE[type(error)].grpc_code, error.message)
+        except (TimeoutError, StopAsyncIteration):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no hello came")
+        yield encode_verifier_batch(
+            VerifierBatch(hello=VerifierHello(self._incarnation, self._card.fingerprint))
+        )
+        stream = _RouterStream()
+        self._streams.add(stream)
+        self._take(stream, first)
+        reader = asyncio.create_task(self._read(stream, request_iterator))
+        try:
+            async for batch in self._outgoing(stream, reader):
+                yield encode_verifier_batch(batch)
+        finally:
+            reader.cancel()
+            self._drop(stream)
+
+    async def _read(
+        self, stream: _RouterStream, requests: AsyncIterator[generation_pb2.RouterBatch]
+    ) -> None:
+        try:
+            async for message in requests:
+                self._take(stream, decode_router_batch(message))
+        finally:
+            stream.wakeup.set()
+
+    async def _outgoing(
+        self, stream: _RouterStream, reader: asyncio.Task[None]
+    ) -> AsyncIterator[VerifierBatch]:
+        while not reader.done():
+            events, stream.events = tuple(stream.events), []
+            stream.wakeup.clear()
+            yield VerifierBatch(events=events, load=self._load(), drain=self._draining)
+            if not stream.events:
+                try:
+                    async with asyncio.timeout(IDLE_LOAD_PERIOD_S):
+                        await stream.wakeup.wait()
+                except TimeoutError:
+                    continue
+
+    def _check_hello(self, hello: RouterHello | None) -> None:
+        if hello is None:
+            raise InvalidRequestError("the first message must be a hello", param="hello")
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise IncompatiblePeerError(
+                f"the router speaks protocol {hello.protocol_version}, this verifier "
+                f"{PROTOCOL_VERSION} (noise {NOISE_VERSION}); run one release on both"
+            )
+        if hello.fingerprint != self._card.fingerprint:
+            raise IncompatiblePeerError(
+                "the router tokenizes for another model than this verifier holds"
+            )
+
+    def _take(self, stream: _RouterStream, batch: RouterBatch) -> None:
+        for request in batch.submits:
+            try:
+                self._check_submit(stream, request)
+            except InvalidRequestError as error:
+                kind, param = type(error).__name__, error.param or ""
+                stream.tell(ErrorEvent(request.request_id, kind, error.message, param))
+                continue
+            seq = next(self._seq)
+            stream.seqs[request.request_id] = seq
+            self._owners[seq] = stream, request.request_id
+            self._idle.clear()
+            self._post(Submitted(seq, request))
+        for request_id in batch.cancels:
+            if (running := stream.seqs.pop(request_id, None)) is not None:
+                self._disown(running)
+                self._post(Cancelled(running))
+        for change in batch.set_paths:
+            if (running := stream.seqs.get(change.request_id)) is not None:
+                self._post(PathChanged(running, change.path))
+
+    def _check_submit(self, stream: _RouterStream, request: GenerationRequest) -> None:
+        if not request.request_id or request.request_id in stream.seqs:
+            raise InvalidRequestError("request_id must be new and not empty", param="request_id")
+        if not request.prompt_ids:
+            raise InvalidRequestError("prompt_ids must not be empty", param="prompt_ids")
+        sampling = request.sampling
+        if not 0 <= sampling.temperature < float("inf"):
+            raise InvalidRequestError("temperature must be finite and >= 0", param="temperature")
+        if not 0 < sampling.top_p <= 1:
+            raise InvalidRequestError("top_p must be in (0, 1]", param="top_p")
+        check_token_ids(request.prompt_ids, self._card.vocab_size, "prompt_ids")
+        check_token_ids(request.resumed_ids, self._card.vocab_size, "resumed_ids")
+
+    def _drop(self, stream: _RouterStream) -> None:
+        self._streams.discard(stream)
+        for seq in stream.seqs.values():
+            self._disown(seq)
+            self._post(Cancelled(seq))
+        stream.seqs.clear()
+
+    def _disown(self, seq: int) -> None:
+        del self._owners[seq]
+        if not self._owners:
+            self._idle.set()

@@ -1,0 +1,64 @@
+"""One sequence's drafts: its trie, its session, and its statistics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cluster.types import Path, SpeculationStats
+from verifier_service.draft_trie import DraftTrie
+
+
+@dataclass(slots=True)
+class Speculation:
+    """Invariant: `late` is set only by a deadline that passed, and cleared only by a draft, so that
+    a drafter that hangs costs a sequence one deadline and no more."""
+
+    trie: DraftTrie
+    depth: int
+    """Most drafts verified in a step; 0 means that this request never drafts."""
+    path: Path
+    drafter: str = ""
+    incarnation: str = ""
+    opened: bool = False
+    """A session was ordered; the draft client keeps it alive until it is closed."""
+    live: bool = False
+    """A drafter serves the session now."""
+    late: bool = False
+    resynced: bool = False
+    """A re-sync was ordered and no draft has fitted since."""
+    num_steps: int = 0
+    drafted_per_position: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
+
+    @property
+    def wanted(self) -> bool:
+        return self.path is Path.SPECULATIVE and self.depth > 0
+
+    @property
+    def due(self) -> bool:
+        """Whether a draft is on its way that is worth a short wait."""
+        return self.wanted and self.live and not self.late and not self.trie.answered
+
+    def propose(self, max_len: int) -> tuple[int, ...]:
+        """The drafts to verify now."""
+        if not self.wanted:
+            return ()
+        return self.trie.best_chain(min(max_len, self.depth))
+
+    def record(self, num_drafted: int, num_accepted: int) -> None:
+        """Count one step that committed tokens."""
+        self.num_steps += 1
+        missing = num_drafted - len(self.drafted_per_position)
+        self.drafted_per_position += [0] * missing
+        self.accepted_per_position += [0] * missing
+        for position in range(num_drafted):
+            self.drafted_per_position[position] += 1
+            self.accepted_per_position[position] += position < num_accepted
+
+    def stats(self) -> SpeculationStats:
+        return SpeculationStats(
+            self.drafter,
+            self.num_steps,
+            tuple(self.drafted_per_position),
+            tuple(self.accepted_per_position),
+        )
