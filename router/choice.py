@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from cluster.types import FinishEvent, FinishReason, TokensEvent
@@ -119,7 +119,7 @@ class Choice:
         self.tally = SpeculationTally()
         self._text = text
 
-    async def deltas(self) -> AsyncIterator[Delta]:
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
         """One per engine step, the last one with the finish reason."""
         try:
             async for batch in self.generation.events():

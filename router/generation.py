@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from cluster.errors import (
@@ -50,7 +50,7 @@ class Generation:
         self._stream = self._client.submit(request)
         self._deadline = self._start_deadline()
 
-    async def events(self) -> AsyncIterator[EventBatch]:
+    async def events(self) -> AsyncGenerator[EventBatch, None]:
         """To be iterated once. :meth:`close` must be called, whatever happens."""
         while True:
             try:

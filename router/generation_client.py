@@ -24,7 +24,7 @@ from cluster.errors import (
     UpstreamLostError,
 )
 from cluster.load import Aged, VerifierLoad
-from cluster.protocol import codec, generation_pb2_grpc
+from cluster.protocol import codec, generation_pb2, generation_pb2_grpc
 from cluster.protocol.messages import (
     NOISE_VERSION,
     PROTOCOL_VERSION,
@@ -218,7 +218,8 @@ class GenerationClient:
         """Dial, shake hands and carry requests until the stream is lost; always raises."""
         # A channel of its own for each try: gRPC would add its own back-off to ours.
         async with open_channel(self.member.address) as channel:
-            call = generation_pb2_grpc.GenerationStub(channel).Generate()
+            stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
+            call = stub.Generate()
             writing: asyncio.Task[None] | None = None
             try:
                 await self._shake_hands(call)
@@ -335,9 +336,9 @@ def _by_request(events: EventBatch) -> dict[str, EventBatch]:
     return grouped
 
 
-async def _read(call: Any) -> Any:
+async def _read(call: Any) -> generation_pb2.VerifierBatch:
     message = await call.read()
-    if message is grpc.aio.EOF:
+    if not isinstance(message, generation_pb2.VerifierBatch):  # grpc.aio.EOF
         raise _lost_call(await call.code(), await call.details())
     return message
 

@@ -85,9 +85,7 @@ def num_generations(request: SamplingFields, limits: LimitsConfig) -> int:
         )
     num_choices = request.n or 1
     if num_choices > limits.max_choices:
-        raise InvalidRequestError(
-            f"n is over the limit of {limits.max_choices} choices", param="n"
-        )
+        raise InvalidRequestError(f"n is over the limit of {limits.max_choices} choices", param="n")
     return num_prompts * num_choices
 
 
@@ -185,9 +183,7 @@ def _never_ends_early(request: SamplingFields) -> bool:
     return bool(request.ignore_eos and not request.stops and not request.stop_token_ids)
 
 
-def _room(
-    model: ServedModel, limits: LimitsConfig, token_ids: Sequence[int], param: str
-) -> int:
+def _room(model: ServedModel, limits: LimitsConfig, token_ids: Sequence[int], param: str) -> int:
     """Tokens that the window leaves after a prompt, at least one."""
     window = model.card.max_model_len
     most = min(limits.max_prompt_tokens or window, window - 1)
@@ -203,9 +199,7 @@ def _room(
     return window - len(token_ids)
 
 
-def _max_tokens(
-    request: SamplingFields, limits: LimitsConfig, room: int, default: int
-) -> int:
+def _max_tokens(request: SamplingFields, limits: LimitsConfig, room: int, default: int) -> int:
     """Most tokens to generate."""
     most = min(limits.max_completion_tokens or room, room)
     asked = request.max_completion_tokens or request.max_tokens
@@ -231,8 +225,8 @@ def _prompts(request: CompletionRequest) -> list[str] | list[list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     if isinstance(prompt[0], int):
-        return [prompt]  # type: ignore[list-item]
-    return prompt  # type: ignore[return-value]
+        return [prompt]
+    return prompt
 
 
 def _completion_prompt(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from cluster.types import ModelCard
@@ -60,7 +60,7 @@ class Reply:
         for choice in self.choices:
             choice.generation.close()
 
-    async def deltas(self) -> AsyncIterator[Delta]:
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Every delta of every choice. The first error of any ends them all."""
         if len(self.choices) == 1:
             async with aclosing(self.choices[0].deltas()) as deltas:

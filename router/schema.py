@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cluster.errors import InvalidRequestError
 
 Finite = {"allow_inf_nan": False}
+FAIL_FAST = Field(fail_fast=True)
+"""The first wrong element is complaint enough, however long the list."""
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Count = Annotated[int, Field(ge=1, lt=1 << 31)]
@@ -75,10 +77,10 @@ class ChatMessage(Schema):
     """One turn. Replies of this server can be sent back as they are."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], FailFast()] | None = None
+    content: str | Annotated[list[TextPart], FAIL_FAST] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: Annotated[list[ToolCall], FailFast()] | None = None
+    tool_calls: Annotated[list[ToolCall], FAIL_FAST] | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
     annotations: list[Any] | None = None
@@ -107,14 +109,14 @@ class SamplingFields(Schema):
     n: Annotated[int, Field(ge=1)] | None = None
     stop: (
         Annotated[str, Field(min_length=1)]
-        | Annotated[list[Annotated[str, Field(min_length=1)]], FailFast(), Field(max_length=4)]
+        | Annotated[list[Annotated[str, Field(min_length=1)]], FAIL_FAST, Field(max_length=4)]
         | None
     ) = None
     seed: Seed | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[TokenId], FailFast(), Field(max_length=64)] | None = None
+    stop_token_ids: Annotated[list[TokenId], FAIL_FAST, Field(max_length=64)] | None = None
     speculation: SpeculationOptions | None = None
 
     # Nothing here depends on these.
@@ -159,7 +161,7 @@ class SamplingFields(Schema):
 class ChatCompletionRequest(SamplingFields):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], FailFast(), Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], FAIL_FAST, Field(min_length=1)]
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[Any] | None = None
@@ -172,11 +174,11 @@ class CompletionRequest(SamplingFields):
 
     prompt: (
         str
-        | Annotated[list[str], FailFast(), Field(min_length=1)]
-        | Annotated[list[TokenId], FailFast(), Field(min_length=1)]
+        | Annotated[list[str], FAIL_FAST, Field(min_length=1)]
+        | Annotated[list[TokenId], FAIL_FAST, Field(min_length=1)]
         | Annotated[
-            list[Annotated[list[TokenId], FailFast(), Field(min_length=1)]],
-            FailFast(),
+            list[Annotated[list[TokenId], FAIL_FAST, Field(min_length=1)]],
+            FAIL_FAST,
             Field(min_length=1),
         ]
     )
@@ -192,7 +194,7 @@ class TokenizeRequest(Schema):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], FailFast(), Field(min_length=1)] | None = None
+    messages: Annotated[list[ChatMessage], FAIL_FAST, Field(min_length=1)] | None = None
     add_special_tokens: bool | None = None
     """By default true for a prompt; the chat template brings its own."""
     add_generation_prompt: bool | None = None
@@ -203,7 +205,7 @@ class DetokenizeRequest(Schema):
     """Body of POST /detokenize."""
 
     model: str | None = None
-    tokens: Annotated[list[TokenId], FailFast()]
+    tokens: Annotated[list[TokenId], FAIL_FAST]
 
 
 # --- fields whose effect does not exist yet -----------------------------------------------------

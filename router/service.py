@@ -181,7 +181,7 @@ class RouterService:
         self, model: ServedModel, plan: GenerationPlan, started: float, session: str | None
     ) -> Reply:
         """Submit every generation of a plan; on an error none of them stays."""
-        decision = self.policy.decide(self.pool.load(), plan.mode, self.clock())
+        decision = self._decide(plan.mode)
         reply = Reply(model.card, plan, decision, started)
         secret = secrets.token_bytes(16) if plan.seed is None else str(plan.seed).encode()
         number = next(self._numbers)
@@ -245,10 +245,12 @@ class RouterService:
             for reply in self._auto:
                 reply.set_decision(decision)
 
+    def _decide(self, mode: SpeculationMode) -> PathDecision:
+        self.follow_load()
+        return self.policy.decide(self.pool.load(), mode, self.clock())
+
 
 def _silent_ids(card: ModelCard, plan: GenerationPlan) -> frozenset[int]:
     """Ids that end a generation; their text is not shown."""
     eos = () if plan.ignore_eos else card.eos_token_ids
     return plan.stop_token_ids.union(eos)
-
-

@@ -26,7 +26,7 @@ from cluster.protocol.messages import (
     TargetHello,
 )
 from cluster.types import Members
-from verifier_service.drafter_choice import choose_drafter, next_backoff_s, preferred_drafters
+from verifier_service.drafter_choice import choose_drafter, preferred_drafters, reopen_pause_s
 from verifier_service.drafter_link import DrafterLink, Session
 from verifier_service.drafter_stream import StreamLostError, run_stream
 from verifier_service.events import (
@@ -85,7 +85,9 @@ class DraftClient:
         self._waiting: dict[int, Session] = {}
         """Sessions without a link."""
         self._links: dict[str, DrafterLink] = {}
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, DrafterStream] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Of all streams, those that are ending included."""
         self._refused: set[str] = set()
         """Incarnations that are never dialled again."""
         self._housekeeping: asyncio.Task[None] | None = None
@@ -140,7 +142,8 @@ class DraftClient:
     async def close(self) -> None:
         """End every stream, and with it the sessions on the other side. Idempotent."""
         self._closed = True
-        tasks = [stream.task for stream in self._streams.values()]
+        tasks = list(self._tasks)
+        self._streams.clear()
         if self._housekeeping is not None:
             tasks.append(self._housekeeping)
         for task in tasks:
@@ -168,8 +171,7 @@ class DraftClient:
             self.counters.resyncs += 1
             link = session.link
             self._reopen(session)
-            if link.strike(self._now()):
-                self._end_stream(link, "drafts on prefixes that are not ours")
+            self._strike(link, "drafts on prefixes that are not ours")
 
     def _close(self, seq: int) -> None:
         session = self._sessions.pop(seq, None)
@@ -209,9 +211,7 @@ class DraftClient:
     def _reopen(self, session: Session) -> None:
         """Something is wrong with a session: open it again, at once the first time, and after ever
         longer pauses if that does not help."""
-        if session.strikes > 0:
-            pause_s = self._backoff_s * 2.0 ** (min(session.strikes, 16) - 1)
-            session.not_before = self._now() + min(pause_s, MAX_BACKOFF_S)
+        session.not_before = self._now() + reopen_pause_s(session.strikes, self._backoff_s)
         session.strikes += 1
         self._detach(session)
         self._place(session)
@@ -229,3 +229,181 @@ class DraftClient:
                     if any(other.can_take(session, now) for other in self._links.values()):
                         self._detach(session)
                         self._place(session)
+
+    # --- what drafters say ---
+
+    def ready(self, stream: DrafterStream, hello: DrafterHello) -> None:
+        """For streams: hands were shaken."""
+        if self._is_current(stream):
+            stream.link.ready(hello, self._now())
+            self.counters.streams_opened += 1
+            self._settle()
+
+    def received(self, stream: DrafterStream, batch: DrafterBatch) -> None:
+        """For streams: a message came."""
+        if not self._is_current(stream):
+            return
+        link = stream.link
+        for item in batch.drafts:
+            self._take_draft(link, item)
+        for error in batch.errors:
+            self._take_error(link, error)
+        if batch.load is not None:
+            link.reported(batch.load)
+        if batch.drain and self._is_current(stream):
+            link.drain()
+        if batch.errors or batch.drain:
+            self._settle()
+
+    def _take_draft(self, link: DrafterLink, item: SessionDraft) -> None:
+        session = self._sessions.get(item.session)
+        if session is None or session.link is not link:
+            self.counters.unknown_sessions += 1
+        elif item.epoch != session.epoch:
+            self.counters.stale_epochs += 1
+        elif session.num_drafts_since_told >= MAX_DRAFTS_PER_MESSAGE:
+            self.counters.surplus_drafts += 1
+            self._strike(link, "a flood of drafts")
+        else:
+            self._hand_over(link, session, item)
+
+    def _hand_over(self, link: DrafterLink, session: Session, item: SessionDraft) -> None:
+        session.num_drafts_since_told += 1
+        rtt_s = session.answered(item.draft.anchor_position, self._now())
+        if rtt_s is not None:
+            link.measured_rtt(rtt_s)
+        if not session.live:
+            session.live = True
+            assert link.hello is not None
+            self._post(DraftSessionLive(item.session, link.hello.drafter, link.member.incarnation))
+        self.counters.drafts += 1
+        self._post(DraftArrived(item.session, item.draft))
+
+    def _take_error(self, link: DrafterLink, error: SessionError) -> None:
+        """Epoch 0 is the error of a session that the drafter does not know. If an opening is on its
+        way, the error is older than that."""
+        session = self._sessions.get(error.session)
+        if session is None or session.link is not link:
+            self.counters.unknown_sessions += 1
+        elif error.epoch != session.epoch and (error.epoch != 0 or session.opening):
+            self.counters.stale_epochs += 1
+        else:
+            self.counters.session_errors += 1
+            self._react(link, session, error)
+
+    def _react(self, link: DrafterLink, session: Session, error: SessionError) -> None:
+        link.closed_by_drafter(session)
+        if error.kind == OverloadedError.__name__:
+            link.full(self._now())
+            self._detach(session)
+        elif error.kind == InvalidRequestError.__name__:
+            session.refused_by.add(link.member.incarnation)
+            self._detach(session)
+        else:
+            self._reopen(session)
+
+    def _strike(self, link: DrafterLink, breach: str) -> None:
+        if link.strike(self._now()):
+            self._end_stream(link, breach)
+
+    # --- streams ---
+
+    def _settle(self) -> None:
+        """Something changed about drafters: give every session the best place there is."""
+        self._place_waiting()
+        self._leave_draining()
+        self._rebalance()
+        self._wake_streams()
+
+    def _rebalance(self) -> None:
+        """Keep streams to the preferred ones of all usable drafters."""
+        if self._closed:
+            return
+        now = self._now()
+        usable = [name for name, link in self._links.items() if link.is_usable(now)]
+        wanted = preferred_drafters(self._hello.incarnation, usable, MAX_STREAMS)
+        for incarnation in wanted - self._streams.keys():
+            link = self._links[incarnation]
+            link.connect()
+            stream = self._streams[incarnation] = DrafterStream(link, self)
+            self._tasks.add(stream.task)
+            stream.task.add_done_callback(self._tasks.discard)
+
+    def _wake_streams(self) -> None:
+        for stream in self._streams.values():
+            if stream.link.has_news:
+                stream.wakeup.set()
+
+    async def serve(self, stream: DrafterStream) -> None:
+        """For streams: live until it ends, whatever ends it."""
+        try:
+            await run_stream(stream.link.member, self._hello, stream)
+        except StreamLostError as error:
+            self._lost(stream, error.reason, refused=error.refused)
+        except Exception as error:
+            logger.exception("the stream to drafter %s failed", stream.link.member.address)
+            self._lost(stream, repr(error), refused=False)
+
+    def _end_stream(self, link: DrafterLink, reason: str) -> None:
+        stream = self._streams.get(link.member.incarnation)
+        if stream is not None:
+            stream.task.cancel()
+            self._lost(stream, reason, refused=False)
+
+    def _lost(self, stream: DrafterStream, reason: str, *, refused: bool) -> None:
+        link, incarnation = stream.link, stream.link.member.incarnation
+        if not self._is_current(stream):
+            return
+        del self._streams[incarnation]
+        logger.warning("drafter %s is lost: %s", link.member.address, reason)
+        if refused:
+            self._refused.add(incarnation)
+            self.counters.streams_refused += 1
+        else:
+            self.counters.streams_lost += 1
+        link.lose(refused=refused, jitter=self._rng.random(), now=self._now())
+        for session in list(link.sessions.values()):
+            self._detach(session)
+        if not link.listed:
+            del self._links[incarnation]
+        self._settle()
+
+    def _is_current(self, stream: DrafterStream) -> bool:
+        return self._streams.get(stream.link.member.incarnation) is stream
+
+    async def _keep_house(self) -> None:
+        """What depends on time alone: silence, pauses that are over."""
+        while True:
+            await asyncio.sleep(min(HOUSEKEEPING_PERIOD_S, self._backoff_s / 2))
+            now = self._now()
+            for stream in list(self._streams.values()):
+                if stream.link.is_silent(now):
+                    self._end_stream(stream.link, "it owes drafts and sends none")
+            self._settle()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+class DrafterStream:
+    """One stream of the client: the StreamOwner that run_stream asks, and its task."""
+
+    def __init__(self, link: DrafterLink, client: DraftClient) -> None:
+        self.link = link
+        self.wakeup = asyncio.Event()
+        self._client = client
+        self.task = asyncio.create_task(client.serve(self))
+
+    def ready(self, hello: DrafterHello) -> None:
+        self._client.ready(self, hello)
+
+    def received(self, batch: DrafterBatch) -> None:
+        self._client.received(self, batch)
+
+    async def outgoing(self) -> TargetBatch:
+        await self.wakeup.wait()
+        self.wakeup.clear()
+        batch = self.link.take_batch(asyncio.get_running_loop().time())
+        if self.link.has_news:
+            self.wakeup.set()
+        return batch

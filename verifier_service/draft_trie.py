@@ -77,7 +77,6 @@ class DraftTrie:
     ) -> None:
         self._vocab_size = vocab_size
         self._max_nodes = max_nodes
-        self._token_ids = array("I")
         self._hashes = array("Q", [EMPTY_PREFIX_HASH])
         """Index i: hash of the first i committed tokens."""
         self._dropped: dict[Anchor, None] = {}
@@ -104,11 +103,9 @@ class DraftTrie:
         anchor = (draft.anchor_position, draft.anchor_hash)
         if anchor in self._nodes:
             return self._insert_at(self._nodes[anchor], draft.nodes)
-        if anchor in self._dropped:
-            return DraftOutcome.OFF_PATH
-        if not self._is_committed(anchor):
-            return DraftOutcome.UNKNOWN_ANCHOR
-        return self._insert_behind(anchor, draft.nodes)
+        if anchor in self._dropped or self._is_committed(anchor):
+            return self._insert_behind(anchor, draft.nodes)
+        return DraftOutcome.UNKNOWN_ANCHOR
 
     def commit(self, token_ids: Iterable[int]) -> None:
         """Advance the committed tip; nodes that the tokens did not take are dropped."""
@@ -170,34 +167,25 @@ class DraftTrie:
         return DraftOutcome.USED if news else DraftOutcome.DUPLICATE
 
     def _insert_behind(self, anchor: Anchor, nodes: tuple[DraftNode, ...]) -> DraftOutcome:
-        """Insert a draft that hangs on an earlier committed position: walk it along the committed
-        tokens, and graft what goes beyond them."""
-        placed: list[_Node | Anchor | None] = [anchor]
-        any_new = any_off_path = False
+        """Insert a draft that hangs on an earlier position: walk it along the committed tokens,
+        graft what goes beyond them, and remember what goes another way."""
+        placed: list[_Node | Anchor] = [anchor]
+        any_new, any_off_path = False, not self._is_committed(anchor)
         for node in nodes:
             parent = placed[node.parent + 1]
             if isinstance(parent, _Node):
                 child, is_new = self._graft(parent, node)
                 placed.append(child)
                 any_new |= is_new
-            else:
-                walked = self._walk(parent, node.token_id) if parent else None
-                placed.append(walked)
-                any_off_path |= walked is None
+                continue
+            walked = _child_anchor(parent, node.token_id)
+            placed.append(self._root if walked == self._root.anchor else walked)
+            if not self._is_committed(walked):
+                any_off_path = True
+                self._remember_dropped(walked)
         if any_new:
             return DraftOutcome.USED
         return DraftOutcome.OFF_PATH if any_off_path else DraftOutcome.DUPLICATE
-
-    def _walk(self, anchor: Anchor, token_id: int) -> _Node | Anchor | None:
-        """One token on from a committed position: the next one, the root at the tip, or None where
-        the committed tokens go another way."""
-        position, prefix_hash = anchor
-        if self._token_ids[position] != token_id:
-            self._remember_dropped((position + 1, extend_prefix_hash(prefix_hash, token_id)))
-            return None
-        if position + 1 == len(self._token_ids):
-            return self._root
-        return position + 1, self._hashes[position + 1]
 
     def _graft(self, parent: _Node, node: DraftNode) -> tuple[_Node, bool]:
         """The child for `node`, and whether it is new. The latest confidence stands.
@@ -205,8 +193,7 @@ class DraftTrie:
         A child is found by its anchor: two paths with one hash, which only malice would make, then
         share a node, and that costs speed alone.
         """
-        position, prefix_hash = parent.anchor
-        anchor = (position + 1, extend_prefix_hash(prefix_hash, node.token_id))
+        anchor = _child_anchor(parent.anchor, node.token_id)
         child = self._nodes.get(anchor)
         if child is not None:
             child.confidence = node.confidence
@@ -232,8 +219,12 @@ class DraftTrie:
         prefix_hash = self._hashes[-1]
         for token_id in token_ids:
             prefix_hash = extend_prefix_hash(prefix_hash, token_id)
-            self._token_ids.append(token_id)
             self._hashes.append(prefix_hash)
 
     def _new_root(self) -> _Node:
-        return _Node((len(self._token_ids), self._hashes[-1]), 0, 1.0)
+        return _Node((len(self._hashes) - 1, self._hashes[-1]), 0, 1.0)
+
+
+def _child_anchor(parent: Anchor, token_id: int) -> Anchor:
+    position, prefix_hash = parent
+    return position + 1, extend_prefix_hash(prefix_hash, token_id)

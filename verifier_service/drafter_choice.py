@@ -21,9 +21,7 @@ class Candidate:
 
 def choose_drafter(candidates: Iterable[Candidate]) -> str | None:
     """Incarnation of the one with the fewest sessions, of equal ones the nearest."""
-    best = min(
-        candidates, key=lambda c: (c.num_sessions, c.rtt_ms, c.incarnation), default=None
-    )
+    best = min(candidates, key=lambda c: (c.num_sessions, c.rtt_ms, c.incarnation), default=None)
     return best.incarnation if best else None
 
 
@@ -41,3 +39,11 @@ def _weight(verifier: str, drafter: str) -> bytes:
 def next_backoff_s(backoff_s: float) -> float:
     """The pause after a pause that did not help."""
     return min(2.0 * backoff_s, MAX_BACKOFF_S)
+
+
+def reopen_pause_s(num_failures: int, first_s: float) -> float:
+    """How long a session that went wrong `num_failures` times before stays without a drafter: not
+    at all the first time, then ever longer."""
+    if num_failures == 0:
+        return 0.0
+    return min(first_s * 2.0 ** min(num_failures - 1, 16), MAX_BACKOFF_S)

@@ -24,7 +24,7 @@ from verifier_service.drafter_choice import Candidate, next_backoff_s
 from verifier_service.events import DraftOpen
 
 MAX_BATCH_TOKENS = 1 << 20
-"""Tokens in one message, which keeps it under the transport's limit; the rest goes into the next."""
+"""Tokens in one message, which keeps it under the transport's limit; the rest follows."""
 SILENCE_TIMEOUT_S = 10.0
 """A drafter that owes a draft for this long is lost, however alive its transport is."""
 MAX_STRIKES = 8
@@ -189,6 +189,10 @@ class DrafterLink:
         if seq in self._known:
             self._closes[seq] = None
 
+    def closed_by_drafter(self, session: Session) -> None:
+        """The drafter has closed it by itself and needs no word of ours."""
+        self._known.discard(session.order.seq)
+
     def changed(self, session: Session) -> None:
         """Something of the session is to be told."""
         self._unsent[session.order.seq] = session
@@ -219,7 +223,9 @@ class DrafterLink:
             _told(session, now)
         closes, self._closes = tuple(self._closes), {}
         self._known.difference_update(closes)
-        return TargetBatch(None, tuple(opens), tuple(commits), tuple(pauses), tuple(resumes), closes)
+        return TargetBatch(
+            None, tuple(opens), tuple(commits), tuple(pauses), tuple(resumes), closes
+        )
 
     # --- load ---
 

@@ -52,7 +52,7 @@ async def run_stream(member: Member, hello: TargetHello, owner: StreamOwner) -> 
     """Serve one stream until it ends. Raises StreamLostError, always."""
     channel = open_channel(member.address)
     try:
-        call: DraftCall = drafting_pb2_grpc.DraftingStub(channel).Draft()
+        call: DraftCall = drafting_pb2_grpc.DraftingStub(channel).Draft()  # type: ignore[no-untyped-call]
         drafter_hello = await _shake_hands(call, member, hello)
         owner.ready(drafter_hello)
         await _converse(call, owner)
@@ -63,7 +63,7 @@ async def run_stream(member: Member, hello: TargetHello, owner: StreamOwner) -> 
     except asyncio.InvalidStateError as error:  # grpc's word for a write to an ended call
         raise StreamLostError("the stream has ended") from error
     finally:
-        await channel.close()
+        await channel.close(None)
 
 
 async def _shake_hands(call: DraftCall, member: Member, ours: TargetHello) -> DrafterHello:
@@ -91,7 +91,10 @@ def _check_hello(theirs: DrafterHello, member: Member, ours: TargetHello) -> Non
 
 async def _converse(call: DraftCall, owner: StreamOwner) -> None:
     """Read and write until either fails."""
-    tasks = [asyncio.create_task(_read_all(call, owner)), asyncio.create_task(_write_all(call, owner))]
+    tasks = [
+        asyncio.create_task(_read_all(call, owner)),
+        asyncio.create_task(_write_all(call, owner)),
+    ]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
@@ -111,7 +114,7 @@ async def _read_all(call: DraftCall, owner: StreamOwner) -> None:
 
 async def _read(call: DraftCall) -> DrafterBatch:
     message = await call.read()
-    if message is grpc.aio.EOF:
+    if not isinstance(message, drafting_pb2.DrafterBatch):  # grpc.aio.EOF
         raise StreamLostError("the drafter ended the stream")
     return decode_drafter_batch(message)
 

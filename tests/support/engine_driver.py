@@ -29,6 +29,10 @@ from verifier_service.events import (
 GREEDY = SamplingParams(temperature=0.0)
 
 
+ScriptedDrafter = Callable[[tuple[int, ...], GenerationRequest], Sequence[int] | None]
+"""Committed tokens and the request -> the draft's chain, or None for silence."""
+
+
 def chain_draft(committed: Sequence[int], chain: Sequence[int]) -> Draft:
     """A draft that hangs one chain on the committed tokens."""
     nodes = tuple(DraftNode(token_id, index - 1) for index, token_id in enumerate(chain))
@@ -50,18 +54,19 @@ class Result:
 
 
 class EngineDriver:
-    """`drafter(committed)` gives a chain for each open session after every output."""
+    """The drafter gives a chain for each open session after every output."""
 
     def __init__(
         self,
         runner: Any,
         *,
-        drafter: Callable[[tuple[int, ...]], Sequence[int] | None] | None = None,
+        drafter: ScriptedDrafter | None = None,
         scheduler: SchedulerConfig | None = None,
         speculation: SpeculationConfig | None = None,
     ) -> None:
         self.runner = runner
         self.results: dict[int, Result] = {}
+        self.requests: dict[int, GenerationRequest] = {}
         self.sessions: dict[int, list[int]] = {}
         self.outputs: list[EngineOutput] = []
         self._drafter = drafter
@@ -93,6 +98,7 @@ class EngineDriver:
             path=path,
             **fields,
         )
+        self.requests[seq] = request
         self.engine.inbox.put(Submitted(seq, request))
         return seq
 
@@ -148,6 +154,6 @@ class EngineDriver:
     def _answer(self, seq: int) -> None:
         assert self._drafter is not None
         committed = tuple(self.sessions[seq])
-        chain = self._drafter(committed)
+        chain = self._drafter(committed, self.requests[seq])
         if chain is not None:
             self.engine.inbox.put(DraftArrived(seq, chain_draft(committed, chain)))

@@ -8,7 +8,6 @@ change a model's.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -49,16 +48,22 @@ class ScriptedRunner:
     """Stands where a ModelRunner stands."""
 
     def __init__(
-        self, law: Law, *, num_blocks: int = 64, block_size: int = 4, max_model_len: int = 200
+        self,
+        law: Law,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_model_len: int = 200,
+        vocab_size: int = VOCAB_SIZE,
     ) -> None:
         self.law = law
         self.kv = KVCacheManager(num_blocks, block_size)
-        self.vocab_size = VOCAB_SIZE
+        self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.card = ModelCard(
             name="scripted",
             max_model_len=max_model_len,
-            vocab_size=VOCAB_SIZE,
+            vocab_size=vocab_size,
             vocabulary="scripted",
             fingerprint="scripted",
             eos_token_ids=(EOS,),
@@ -92,10 +97,3 @@ class ScriptedRunner:
     def _slot(self, part: SequenceSlice, position: int) -> int:
         block = part.block_table[position // self.kv.block_size]
         return block * self.kv.block_size + position % self.kv.block_size
-
-
-def softmax(logits: Sequence[float]) -> list[float]:
-    """Probabilities in float64."""
-    top = max(logits)
-    weights = [math.exp(value - top) for value in logits]
-    return [weight / sum(weights) for weight in weights]

@@ -37,7 +37,7 @@ SAMPLINGS = [
 def oracle_drafter(law, sampling, request_key, depth):
     """Knows the answer: every draft is accepted."""
 
-    def draft(committed):
+    def draft(committed, request):
         return decode(law, committed, max_tokens=depth, sampling=sampling, request_key=request_key)
 
     return draft
@@ -46,7 +46,7 @@ def oracle_drafter(law, sampling, request_key, depth):
 def flaky_drafter(rng, law):
     """Right, wrong, partly right, empty, silent or out of vocabulary, by turns."""
 
-    def draft(committed):
+    def draft(committed, request):
         right = decode(law, committed, max_tokens=4, sampling=GREEDY, request_key=1)
         match rng.randrange(6):
             case 0:
@@ -217,7 +217,7 @@ def test_a_silent_drafter_costs_one_deadline_and_no_more():
     deadline_ms = 50.0
     driver = EngineDriver(
         ScriptedRunner(law),
-        drafter=lambda committed: None,
+        drafter=lambda committed, request: None,
         speculation=SpeculationConfig(draft_deadline_ms=deadline_ms),
     )
     driver.submit([3, 4], max_tokens=30, ignore_eos=True)
@@ -229,7 +229,7 @@ def test_a_silent_drafter_costs_one_deadline_and_no_more():
 def test_a_late_draft_is_used_as_far_as_it_still_fits():
     law = hashed_law()
     runner = ScriptedRunner(law)
-    driver = EngineDriver(runner, drafter=lambda committed: None)
+    driver = EngineDriver(runner, drafter=lambda committed, request: None)
     fields = {"max_tokens": 20, "sampling": GREEDY, "request_key": 1}
     seq = driver.submit([3, 4], ignore_eos=True, **fields)
     answer = decode(law, [3, 4], stop_ids=frozenset(), **fields)
@@ -257,7 +257,7 @@ def test_a_lost_session_goes_on_plain_and_comes_back():
 
 def test_a_drafter_that_names_unknown_anchors_gets_one_resync_not_a_loop():
     law = hashed_law()
-    driver = EngineDriver(ScriptedRunner(law), drafter=lambda committed: [])
+    driver = EngineDriver(ScriptedRunner(law), drafter=lambda committed, request: [])
     seq = driver.submit([3, 4], max_tokens=30, ignore_eos=True)
     for _ in range(10):
         driver.step()
@@ -291,7 +291,7 @@ def test_a_poisoned_row_that_only_a_wrong_draft_reaches_is_no_error():
     def law(prefix):
         return [float("nan")] * VOCAB_SIZE if prefix[-1] == wrong else [*sane(prefix)[:39], -9.0]
 
-    driver = EngineDriver(ScriptedRunner(law), drafter=lambda committed: [wrong, wrong])
+    driver = EngineDriver(ScriptedRunner(law), drafter=lambda committed, request: [wrong, wrong])
     driver.submit([4, 3], max_tokens=10, ignore_eos=True)
     result = driver.run()[1]
     assert result.error is None

@@ -15,7 +15,7 @@ def run(script, *, drafter="copy", max_tokens=16, depth=6, max_model_len=200, eo
     runner = ScriptedRunner(continuation_law(script, len(PROMPT)), max_model_len=max_model_len)
     runner.card = type(runner.card)(**{**_fields(runner.card), "eos_token_ids": eos})
 
-    def copy(committed):
+    def copy(committed, request):
         start = len(committed) - len(PROMPT)
         return ([*script, *[7] * 50])[start : start + depth]
 
@@ -67,7 +67,7 @@ def test_never_more_than_max_tokens_and_all_of_them(max_tokens):
 
 def test_an_eos_that_only_the_drafter_wants_does_not_end_it():
     script = [5, 6, 7, 8]
-    result, _ = run(script, drafter=lambda committed: [5, EOS], max_tokens=4)
+    result, _ = run(script, drafter=lambda committed, request: [5, EOS], max_tokens=4)
     assert result.token_ids == script
 
 
@@ -98,13 +98,15 @@ def test_accepted_counts_leave_out_what_lies_behind_an_eos():
 
 
 def test_the_first_token_is_verified_like_any_other():
-    result, _ = run([5, 6, 7, 8, 9, 1], drafter=lambda committed: [9], depth=1, max_tokens=6)
+    result, _ = run(
+        [5, 6, 7, 8, 9, 1], drafter=lambda committed, request: [9], depth=1, max_tokens=6
+    )
     assert result.token_ids == [5, 6, 7, 8, 9, 1]
     assert result.finish.stats.accepted_per_position == (1,)
 
 
 def test_a_drafter_that_is_always_wrong_accepts_nothing():
-    result, _ = run([5, 6, 7, 8], drafter=lambda committed: [39] * 4, max_tokens=4)
+    result, _ = run([5, 6, 7, 8], drafter=lambda committed, request: [39] * 4, max_tokens=4)
     assert result.token_ids == [5, 6, 7, 8]
     assert result.finish.stats.num_accepted_tokens == 0
     assert result.finish.stats.num_draft_tokens > 0

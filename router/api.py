@@ -1,0 +1,295 @@
+"""The HTTP side: OpenAI's endpoints, what load tools ask for, health and status."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import HTMLResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cluster.errors import (
+    InternalError,
+    InvalidRequestError,
+    OverloadedError,
+    PacelineError,
+)
+from router.body import parse_json_object, read_body
+from router.cluster_report import cluster_report
+from router.openai_format import ChatShape, CompletionShape
+from router.plan import tokenize
+from router.reply_response import ReplyResponse, error_response, json_response
+from router.schema import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Schema,
+    TokenizeRequest,
+    parse,
+)
+from router.service import RouterService
+from router.status_page import status_page
+from router.verifier_pool import NOT_READY_RETRY_S
+
+SESSION_HEADERS = ("x-session-affinity", "x-correlation-id")
+"""One value per conversation; requests that share it go to one verifier."""
+MAX_SESSION_LEN = 256
+
+Parsed = TypeVar("Parsed", bound=Schema)
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def create_app(service: RouterService) -> FastAPI:
+    """The router's ASGI application. It holds no state of its own."""
+    app = FastAPI(title="Paceline", description="OpenAI-compatible API", redoc_url=None)
+    app.add_exception_handler(PacelineError, _on_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_bug)
+    app.add_exception_handler(ClientDisconnect, _on_client_gone)
+    app.add_middleware(RequestIdMiddleware)
+    api = _Api(service)
+    post: dict[str, tuple[Handler, type[Schema]]] = {
+        "/v1/chat/completions": (api.chat, ChatCompletionRequest),
+        "/v1/completions": (api.completions, CompletionRequest),
+        "/tokenize": (api.tokenize, TokenizeRequest),
+        "/detokenize": (api.detokenize, DetokenizeRequest),
+    }
+    get: dict[str, Handler] = {
+        "/": api.page,
+        "/v1/models": api.models,
+        "/v1/models/{name:path}": api.model,
+        "/v1/cluster": api.cluster,
+        "/health": api.ready,
+        "/health/live": api.live,
+        "/health/ready": api.ready,
+        "/tokenizer_info": api.tokenizer_info,
+        "/server_info": api.server_info,
+    }
+    for path, (handler, schema) in post.items():
+        app.add_api_route(
+            path, handler, methods=["POST"], response_model=None, openapi_extra=_body_docs(schema)
+        )
+    for path, handler in get.items():
+        app.add_api_route(path, handler, methods=["GET"], response_model=None)
+        app.add_api_route(
+            path, handler, methods=["HEAD"], response_model=None, include_in_schema=False
+        )
+    return app
+
+
+class _Api:
+    """The handlers."""
+
+    def __init__(self, service: RouterService) -> None:
+        self._service = service
+
+    # --- generation ---
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a conversation."""
+        body = await self._parse(request, ChatCompletionRequest)
+        opening = self._service.chat(body, _session(request.headers))
+        return ReplyResponse(opening, ChatShape(), body, self._service.config.request_timeout_s)
+
+    async def completions(self, request: Request) -> Response:
+        """Continue a text."""
+        body = await self._parse(request, CompletionRequest)
+        opening = self._service.completion(body, _session(request.headers))
+        return ReplyResponse(
+            opening, CompletionShape(), body, self._service.config.request_timeout_s
+        )
+
+    # --- tokenizer ---
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a prompt or a conversation, in vLLM's shape."""
+        body = await self._parse(request, TokenizeRequest)
+        model = self._service.model
+        model.check_name(body.model)
+        token_ids = tokenize(model, body)
+        strings = model.tokenizer.token_strings(token_ids) if body.return_token_strs else None
+        return json_response(
+            {
+                "tokens": token_ids,
+                "count": len(token_ids),
+                "max_model_len": model.card.max_model_len,
+                "token_strs": strings,
+            }
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        """Text of token ids, special tokens included."""
+        body = await self._parse(request, DetokenizeRequest)
+        model = self._service.model
+        model.check_name(body.model)
+        return json_response(
+            {"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)}
+        )
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """What lm-eval asks for."""
+        card = self._service.model.card
+        return json_response(
+            {
+                "eos_token": card.eos_token or None,
+                "bos_token": card.bos_token or None,
+                "pad_token": card.pad_token or None,
+                "chat_template": card.chat_template or None,
+            }
+        )
+
+    # --- what runs here ---
+
+    async def models(self, request: Request) -> Response:
+        """The models served."""
+        return json_response({"object": "list", "data": [self._model_entry()]})
+
+    async def model(self, request: Request) -> Response:
+        """One model."""
+        self._service.model.check_name(request.path_params["name"])
+        return json_response(self._model_entry())
+
+    async def cluster(self, request: Request) -> Response:
+        """Mode, load and members."""
+        return json_response(cluster_report(self._service))
+
+    async def server_info(self, request: Request) -> Response:
+        """What SGLang's benchmark asks for."""
+        card = self._service.model.card
+        totals = self._service.totals
+        steps = totals.num_draft_steps
+        length = 1 + totals.num_accepted_tokens / steps if steps else 1.0
+        return json_response(
+            {
+                "model_path": card.name,
+                "served_model_name": card.name,
+                "max_model_len": card.max_model_len,
+                "vocab_size": card.vocab_size,
+                "internal_states": [{"avg_spec_accept_length": length}],
+            }
+        )
+
+    async def page(self, request: Request) -> Response:
+        """Status for a person."""
+        return HTMLResponse(status_page(self._service))
+
+    async def live(self, request: Request) -> Response:
+        """200 as long as the process answers."""
+        return json_response({"status": "live"})
+
+    async def ready(self, request: Request) -> Response:
+        """200 when requests are taken, else 503 with the reason."""
+        reason = self._service.not_ready_reason
+        if reason is not None:
+            raise OverloadedError(reason, code="not_ready", retry_after_s=NOT_READY_RETRY_S)
+        return json_response({"status": "ready"})
+
+    def _model_entry(self) -> dict[str, Any]:
+        card = self._service.model.card
+        return {
+            "id": card.name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "paceline",
+            "max_model_len": card.max_model_len,
+        }
+
+    async def _parse(self, request: Request, schema: type[Parsed]) -> Parsed:
+        body = await read_body(
+            request.stream(),
+            request.headers.get("content-length"),
+            self._service.config.limits.max_body_bytes,
+        )
+        return parse(schema, parse_json_object(body))
+
+
+def _session(headers: Headers) -> str | None:
+    found = (headers.get(name) for name in SESSION_HEADERS)
+    session = next((value for value in found if value), None)
+    return session[:MAX_SESSION_LEN] if session else None
+
+
+def _body_docs(schema: type[Schema]) -> dict[str, Any]:
+    """The body for /docs; bodies are read by ourselves, so FastAPI does not know them."""
+    described = schema.model_json_schema()
+    definitions = described.pop("$defs", {})
+    content = {"application/json": {"schema": _inlined(described, definitions)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _inlined(node: Any, definitions: Mapping[str, Any]) -> Any:
+    if isinstance(node, dict):
+        name = str(node.get("$ref", "")).removeprefix("#/$defs/")
+        if name:
+            return _inlined(definitions[name], definitions)
+        return {key: _inlined(value, definitions) for key, value in node.items()}
+    return [_inlined(item, definitions) for item in node] if isinstance(node, list) else node
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, PacelineError)
+    return error_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """What the framework refuses (no such route, wrong method), in OpenAI's shape."""
+    assert isinstance(error, HTTPException)
+    response = error_response(InvalidRequestError(str(error.detail)))
+    response.status_code = error.status_code
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    return error_response(InternalError("an error of ours; it is in the log"))
+
+
+async def _on_client_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+# --- X-Request-ID -------------------------------------------------------------------------------
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class RequestIdMiddleware:
+    """Echoes X-Request-ID, or makes one. It is for the client's own bookkeeping: nothing inside is
+    named after it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id")
+        accepted = given is None or _REQUEST_ID.fullmatch(given) is not None
+        request_id = given if given and accepted else secrets.token_hex(16)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message.setdefault("headers", [])
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        if accepted:
+            await self._app(scope, receive, send_with_id)
+        else:
+            refusal = error_response(
+                InvalidRequestError(
+                    "X-Request-ID must be 1 to 64 characters of [A-Za-z0-9._-]",
+                    param="X-Request-ID",
+                )
+            )
+            await refusal(scope, receive, send_with_id)

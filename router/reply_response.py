@@ -1,0 +1,149 @@
+"""The HTTP answer of a generation, streamed or whole, for as long as the client is there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from cluster.errors import InternalError, PacelineError, error_row, openai_error_body
+from cluster.types import FinishReason
+from router import openai_format
+from router.openai_format import ChunkWriter, FinishedChoice, Json, ReplyShape
+from router.reply import Reply
+from router.schema import SamplingFields
+
+logger = logging.getLogger("paceline.router")
+
+SEND_GRACE_S = 5.0
+"""What a client that does not read has left after its request's deadline."""
+
+SSE_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+class ReplyResponse(Response):
+    """Answers from a reply that is opened when the answer begins and left when it ends, however it
+    ends: done, failed, or the client gone. Errors before the first byte have their own status;
+    later ones are an event in the stream, which then ends without `[DONE]`.
+    """
+
+    def __init__(
+        self,
+        opening: AbstractAsyncContextManager[Reply],
+        shape: ReplyShape,
+        request: SamplingFields,
+        timeout_s: float,
+    ) -> None:
+        super().__init__()
+        self._opening = opening
+        self._shape = shape
+        self._request = request
+        self._timeout_s = timeout_s
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answering = asyncio.create_task(self._answer(send))
+        leaving = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            answering.cancel()
+            await asyncio.gather(answering, leaving, return_exceptions=True)
+        if not answering.cancelled():
+            answering.result()
+
+    async def _answer(self, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s + SEND_GRACE_S):
+                await self._give(send)
+        except PacelineError as error:
+            await self._fail(send, error)
+        except OSError:  # the client is gone (TimeoutError: it does not read)
+            return
+        except Exception:  # the top of a request: nothing above could answer it
+            logger.exception("a request failed")
+            await self._fail(send, InternalError("an error of ours; it is in the log"))
+
+    async def _give(self, send: Send) -> None:
+        async with self._opening as reply:
+            if self._request.stream:
+                await self._stream(reply, send)
+            else:
+                value = await _whole(reply, self._shape)
+                await self._send_all(send, json_response(value))
+
+    async def _stream(self, reply: Reply, send: Send) -> None:
+        async for data in _events(reply, ChunkWriter(reply, self._shape, self._request)):
+            if not self._started:
+                await self._send_head(send)
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_head(self, send: Send) -> None:
+        self._started = True
+        headers = [(name.encode(), value.encode()) for name, value in SSE_HEADERS.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _send_all(self, send: Send, response: Response) -> None:
+        self._started = True
+        await response({"type": "http"}, _nothing, send)
+
+    async def _fail(self, send: Send, error: PacelineError) -> None:
+        if self._started:
+            data = openai_format.event(openai_error_body(error))
+            await send({"type": "http.response.body", "body": data, "more_body": False})
+        else:
+            await self._send_all(send, error_response(error))
+
+
+def json_response(value: Json, status: int = 200) -> Response:
+    """A JSON answer."""
+    return Response(openai_format.encode_json(value), status, media_type="application/json")
+
+
+def error_response(error: PacelineError) -> Response:
+    """An error as OpenAI's clients expect it."""
+    status = error_row(error).http_status
+    response = json_response(openai_error_body(error), status)
+    if error.retry_after_s is not None:
+        response.headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    elif status in (500, 504):
+        response.headers["x-should-retry"] = "false"  # the SDKs would, and it cannot help
+    return response
+
+
+async def _events(reply: Reply, writer: ChunkWriter) -> AsyncIterator[bytes]:
+    async for delta in reply.deltas():
+        data = writer.delta(delta)
+        if data:
+            yield data
+    yield writer.tail()
+
+
+async def _whole(reply: Reply, shape: ReplyShape) -> Json:
+    texts = [reply.echo(choice.index) for choice in reply.choices]
+    reasons: dict[int, FinishReason] = {}
+    async for delta in reply.deltas():
+        texts[delta.index] += delta.text
+        if delta.finish_reason is not None:
+            reasons[delta.index] = delta.finish_reason
+    choices = [FinishedChoice(index, texts[index], reasons[index]) for index in sorted(reasons)]
+    return openai_format.body(reply, shape, choices)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _nothing() -> dict[str, str]:
+    return {"type": "http.disconnect"}
