@@ -77,12 +77,18 @@ def _wait_until_ready(client: ServeSubmissionClient, url: str, stop: threading.E
                 seen[name] = status
                 _say(f"  {name}: {status.lower()}")
             if status == "DEPLOY_FAILED":
-                raise LaunchError(f"application {name} failed to start: {details['message']}")
+                raise LaunchError(f"application {name} failed to start: {_why(details)}")
         if _is_ready(url):
             return
         if time.monotonic() > deadline:
             raise LaunchError(f"{url}/health/ready did not answer within {READY_TIMEOUT_S:.0f} s")
         stop.wait(_POLL_S)
+
+
+def _why(application: dict[str, Any]) -> str:
+    messages = [application["message"]]
+    messages += [deployment["message"] for deployment in application["deployments"].values()]
+    return "\n".join(filter(None, messages))
 
 
 def _is_ready(url: str) -> bool:

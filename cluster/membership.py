@@ -26,6 +26,7 @@ from cluster.types import Member, Members
 
 Listener = Callable[[Members], None]
 
+_EXISTENCE_POLL_S = 1.0
 _listeners: dict[tuple[str, str], list[Listener]] = {}
 _latest: dict[tuple[str, str], Members] = {}
 
@@ -40,23 +41,45 @@ def member_metadata(member: Member) -> dict[str, Any]:
     return asdict(member)
 
 
-def watch_members(deployment: str, application: str, on_change: Listener) -> DeploymentHandle[Any]:
-    """Call `on_change` on the running event loop now and whenever the replicas change.
+class MemberWatch:
+    """Calls `on_change` on the event loop now and whenever a deployment's replicas change.
 
-    The deployment need not exist yet. The handle returned is the one that is watched through.
+    The deployment need not exist yet, and may come and go. Make it inside a running event loop.
     """
-    loop = asyncio.get_running_loop()
-    key = (application, deployment)
 
-    def notify(members: Members) -> None:
-        loop.call_soon_threadsafe(on_change, members)
+    def __init__(self, deployment: str, application: str, on_change: Listener) -> None:
+        self._deployment = deployment
+        self._application = application
+        self._on_change = on_change
+        self._loop = asyncio.get_running_loop()
+        _listeners.setdefault((application, deployment), []).append(self._notify)
+        self._attaching = asyncio.create_task(self._attach())
 
-    _listeners.setdefault(key, []).append(notify)
-    handle = serve.get_deployment_handle(deployment, application)
-    handle = handle.options()  # Starts the handle's request router, and with it the broadcast.
-    if key in _latest:
-        notify(_latest[key])
-    return handle
+    async def handle(self) -> DeploymentHandle[Any]:
+        """The handle that is watched through; waits for the deployment to exist."""
+        return await asyncio.shield(self._attaching)
+
+    def close(self) -> None:
+        _listeners[self._application, self._deployment].remove(self._notify)
+        self._attaching.cancel()
+
+    async def _attach(self) -> DeploymentHandle[Any]:
+        """Get a handle and start its request router, and with it the broadcast."""
+        while True:
+            try:
+                handle = await asyncio.to_thread(
+                    serve.get_deployment_handle, self._deployment, self._application
+                )
+            except KeyError:  # It does not exist yet.
+                await asyncio.sleep(_EXISTENCE_POLL_S)
+                continue
+            handle = handle.options()
+            if known := _latest.get((self._application, self._deployment)):
+                self._on_change(known)
+            return handle
+
+    def _notify(self, members: Members) -> None:
+        self._loop.call_soon_threadsafe(self._on_change, members)
 
 
 def publish_members(application: str, deployment: str, members: Members) -> None:
@@ -65,7 +88,7 @@ def publish_members(application: str, deployment: str, members: Members) -> None
     if members == _latest.get(key):
         return
     _latest[key] = members
-    for listener in _listeners.get(key, ()):
+    for listener in list(_listeners.get(key, ())):
         listener(members)
 
 

@@ -47,9 +47,8 @@ class DrafterReplica:
         self._service.check_health()
 
     async def __del__(self) -> None:
-        service = getattr(self, "_service", None)
-        if service is not None:
-            await service.stop(grace_s=self._config.drain_grace_s)
+        if hasattr(self, "_service"):
+            await self._service.stop(grace_s=self._config.drain_grace_s)
 
 
 Drafter = serve.deployment(
@@ -64,6 +63,6 @@ Drafter = serve.deployment(
 )
 
 
-def build(args: DrafterConfig) -> serve.Application:
+def build(args: dict[str, Any]) -> serve.Application:
     """Serve's application builder; `args` is the application's `args:` in the Serve YAML."""
-    return Drafter.bind(args)
+    return Drafter.bind(DrafterConfig.model_validate(args))

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from cluster.errors import (
     IncompatiblePeerError,
@@ -61,6 +62,8 @@ class DrafterStream:
     """To be told once."""
     ended: bool = False
     """Nothing more will come; the stream ends once all is told."""
+    unreadable: bool = False
+    """It ended since something came that is no message."""
     wakeup: asyncio.Event = field(default_factory=asyncio.Event)
     room: asyncio.Event = field(default_factory=asyncio.Event)
     reported_at: float = -REPORT_PERIOD_S
@@ -134,6 +137,8 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServicer):
         reader = asyncio.create_task(self._read(number, request_iterator))
         try:
             await self._write(stream, context)
+            if stream.unreadable:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "that was no TargetBatch")
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the verifier does not read")
         finally:
@@ -153,7 +158,7 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServicer):
                 await context.write(encode_drafter_batch(DrafterBatch(hello=self._hello)))
         except PacelineError as error:
             await context.abort(error_row(error).grpc_code, error.message)
-        except (TimeoutError, StopAsyncIteration):
+        except (TimeoutError, StopAsyncIteration, DecodeError):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no hello came")
         return first
 
@@ -185,6 +190,8 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServicer):
                 self._take(number, decode_target_batch(message))
                 await self._draft_loop.wait_for_room()
                 await stream.wait_for_room()
+        except DecodeError:
+            stream.unreadable = True
         finally:
             stream.end()
 

@@ -1,29 +1,30 @@
 """Attention over the paged KV pool, for any transformers model that takes an attention function.
 
-All tokens of a step arrive packed as one row. Each query row is computed on its own (a batch entry
-with the query heads of one KV head as its queries), over a context padded to a length that depends
-on the row's position alone. So a row's result does not depend on what else is in the step: the
-kernel sees the same shapes whether the row is a prompt token, a decode token or a draft.
+All tokens of a step arrive packed as one row. A query row is computed in a tile of rows of its own
+sequence, over a context padded to a length that depends on the row's position alone. With tiles
+within whose bounds the kernel agrees (engine/tiling.py), a row's bits depend on its sequence up to
+itself and on nothing else: not on the batch, on the borders of prefill chunks, or on drafts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-from torch.nn import functional
 from transformers import AttentionInterface
+
+from engine.tiling import FIXED_TILES, Tiling, choose_tiling
 
 ATTENTION_NAME = "paceline"
 
-_PADDING = 64
-_MAX_ROWS_PER_CALL = 64
+_SHORTEST_CONTEXT = 64
 
 
 class AttentionStep(Protocol):
-    """What a forward does with the keys and values of its tokens."""
+    """What a forward does with the queries, keys and values of its tokens in each layer."""
 
     def attend(
         self,
@@ -31,14 +32,14 @@ class AttentionStep(Protocol):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        scaling: float | None,
+        scaling: float,
         sliding_window: int | None,
     ) -> torch.Tensor:
         """Keep key and value, and attend.
 
-        query  # [n, num_heads, head_dim]
-        key    # [n, num_kv_heads, head_dim]
-        value  # [n, num_kv_heads, value_dim]
+        query    # [num_heads, n, head_dim]
+        key      # [num_kv_heads, n, head_dim]
+        value    # [num_kv_heads, n, value_dim]
         returns  # [n, num_heads, value_dim]
         """
         ...
@@ -59,10 +60,10 @@ def paceline_attention(
     """The function that transformers calls in every layer. All tensors are [1, heads, n, dim]."""
     output = attention_step.attend(
         int(module.layer_idx),  # type: ignore[arg-type]
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        scaling,
+        query[0],
+        key[0],
+        value[0],
+        query.shape[-1] ** -0.5 if scaling is None else scaling,
         sliding_window,
     )
     return output.unsqueeze(0), None
@@ -72,16 +73,21 @@ def paceline_attention(
 AttentionInterface.register(ATTENTION_NAME, paceline_attention)
 
 
+# --- the shapes of a model's layers -----------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Keys and values of one token in one layer."""
+    """Attention of one layer."""
 
+    num_heads: int
     num_kv_heads: int
     head_dim: int
     value_dim: int
 
     @property
     def num_elements(self) -> int:
+        """Of one token's keys and values."""
         return self.num_kv_heads * (self.head_dim + self.value_dim)
 
 
@@ -97,120 +103,68 @@ class ShapeProbe:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        scaling: float | None,
+        scaling: float,
         sliding_window: int | None,
     ) -> torch.Tensor:
-        self.shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
-        return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+        num_heads, num_kv_heads = len(query), len(key)
+        self.shapes[layer] = LayerShape(num_heads, num_kv_heads, key.shape[2], value.shape[2])
+        return value.repeat_interleave(num_heads // num_kv_heads, dim=0).transpose(0, 1)
+
+
+# --- the pool ---------------------------------------------------------------------------------
 
 
 class KVPool:
-    """Keys and values of all slots, per layer. Never holds anything that is not finite, so that a
-    masked slot adds exactly nothing."""
+    """Keys and values of all slots, per layer, each [num_kv_heads, num_slots, dim].
+
+    Never holds anything that is not finite, so that a masked slot adds exactly nothing.
+    """
 
     def __init__(
         self,
         shapes: Sequence[LayerShape],
-        num_slots: int,
+        num_blocks: int,
+        block_size: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        def zeros(num_heads: int, dim: int) -> torch.Tensor:
-            return torch.zeros(num_slots, num_heads, dim, dtype=dtype, device=device)
-
-        self.keys = [zeros(shape.num_kv_heads, shape.head_dim) for shape in shapes]
-        self.values = [zeros(shape.num_kv_heads, shape.value_dim) for shape in shapes]
+        self.block_size = block_size
+        self.unit_len = math.gcd(block_size, _SHORTEST_CONTEXT)
+        """Slots that are gathered together: divides the block and every padded context."""
+        num_slots = num_blocks * block_size
+        self._keys = [
+            torch.zeros(shape.num_kv_heads, num_slots, shape.head_dim, dtype=dtype, device=device)
+            for shape in shapes
+        ]
+        self._values = [
+            torch.zeros(shape.num_kv_heads, num_slots, shape.value_dim, dtype=dtype, device=device)
+            for shape in shapes
+        ]
 
     def write(
         self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> None:
-        """Put [n, num_kv_heads, dim] into n slots."""
-        self.keys[layer].index_copy_(0, slots, torch.nan_to_num(key, 0.0, 0.0, 0.0))
-        self.values[layer].index_copy_(0, slots, torch.nan_to_num(value, 0.0, 0.0, 0.0))
+        """Put [num_kv_heads, n, dim] into n slots."""
+        self._keys[layer].index_copy_(1, slots, torch.nan_to_num(key, 0.0, 0.0, 0.0))
+        self._values[layer].index_copy_(1, slots, torch.nan_to_num(value, 0.0, 0.0, 0.0))
 
+    def gather(self, layer: int, units: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of contexts.
 
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """Rows with the same padded context length, computed by one call."""
-
-    rows: torch.Tensor
-    """[num_rows] indices in the packed row."""
-    positions: torch.Tensor
-    """[num_rows] in the rows' own sequences."""
-    slots: torch.Tensor
-    """[num_rows or 1, context_len]; one row of slots is shared by all rows of the group."""
-
-
-class PagedStep:
-    """One forward over the paged pool."""
-
-    def __init__(self, pool: KVPool, slots: torch.Tensor, groups: Sequence[RowGroup]) -> None:
+        units    # [num_tiles, context_len / unit_len] indices of units
+        returns  # two of [num_kv_heads * num_tiles, context_len, dim]
         """
-        slots   # [n] where each packed token's keys and values go
-        groups  # together they hold every packed row once
-        """
-        self._pool = pool
-        self._slots = slots
-        self._groups = groups
-        self._masks: dict[tuple[int | None, int], torch.Tensor] = {}
+        return self._gather(self._keys[layer], units), self._gather(self._values[layer], units)
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float | None,
-        sliding_window: int | None,
-    ) -> torch.Tensor:
-        self._pool.write(layer, self._slots, key, value)
-        output = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
-        for index, group in enumerate(self._groups):
-            mask = self._mask(index, sliding_window, query.dtype)
-            output[group.rows] = self._attend_group(
-                layer, query[group.rows], group.slots, mask, scaling
-            )
-        return output
-
-    def _attend_group(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        slots: torch.Tensor,
-        mask: torch.Tensor,
-        scaling: float | None,
-    ) -> torch.Tensor:
-        num_rows, num_heads, head_dim = query.shape
-        keys = self._gather(self._pool.keys[layer], slots, num_rows)
-        values = self._gather(self._pool.values[layer], slots, num_rows)
-        queries = query.view(num_rows, keys.shape[1], -1, head_dim)
-        output = functional.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, scale=scaling
-        )
-        return output.reshape(num_rows, num_heads, -1)
-
-    @staticmethod
-    def _gather(pool: torch.Tensor, slots: torch.Tensor, num_rows: int) -> torch.Tensor:
-        """[num_rows, num_kv_heads, context_len, dim]"""
-        context = pool.index_select(0, slots.flatten()).view(*slots.shape, *pool.shape[1:])
-        return context.transpose(1, 2).expand(num_rows, -1, -1, -1)
-
-    def _mask(self, index: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """[num_rows, 1, 1, context_len]: 0 where a row may look, -inf elsewhere."""
-        if (window, index) not in self._masks:
-            group = self._groups[index]
-            places = torch.arange(group.slots.shape[1], device=group.slots.device)
-            distance = group.positions[:, None] - places[None, :]
-            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-            mask.masked_fill_(hidden, -torch.inf)
-            self._masks[window, index] = mask[:, None, None, :]
-        return self._masks[window, index]
+    def _gather(self, pool: torch.Tensor, units: torch.Tensor) -> torch.Tensor:
+        num_heads, _, dim = pool.shape
+        by_unit = pool.view(num_heads, -1, self.unit_len * dim)
+        num_tiles, num_units = units.shape
+        context = by_unit.index_select(1, units.flatten())
+        return context.view(num_heads * num_tiles, num_units * self.unit_len, dim)
 
 
-def padded_context_len(position: int) -> int:
-    """Context that the row at this position is computed over: a function of the position alone."""
-    return -(-(position + 1) // _PADDING) * _PADDING
+# --- one forward ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,74 +178,213 @@ class Span:
     block_table: Sequence[int]
 
 
-def plan_step(
-    pool: KVPool, spans: Sequence[Span], block_size: int, device: torch.device
-) -> PagedStep:
-    """Lay out one forward: where each token goes, and which rows are computed together.
+@dataclass(frozen=True, slots=True)
+class TileGroup:
+    """Tiles of equal shape, computed by one call."""
 
-    Single rows of many sequences share a call per context length; longer spans get calls of their
-    own, in which all rows share the gathered context.
+    rows: torch.Tensor
+    """[num_tiles, tile_rows] indices in the packed row."""
+    positions: torch.Tensor
+    """[num_tiles, tile_rows] in the rows' own sequences."""
+    units: torch.Tensor
+    """[num_tiles, num_units] of the context; see KVPool.gather."""
+
+
+class PagedStep:
+    """One forward over the paged pool."""
+
+    def __init__(
+        self,
+        pool: KVPool,
+        slots: torch.Tensor,
+        groups: Sequence[TileGroup],
+        places: torch.Tensor,
+    ) -> None:
+        """
+        slots   # [n] where each packed token's keys and values go
+        places  # [n] where each packed row is among the rows of all groups' tiles
+        """
+        self._pool = pool
+        self._slots = slots
+        self._groups = groups
+        self._places = places
+        self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        sliding_window: int | None,
+    ) -> torch.Tensor:
+        self._pool.write(layer, self._slots, key, value)
+        outputs = []
+        for index, group in enumerate(self._groups):
+            keys, values = self._pool.gather(layer, group.units)
+            mask = self._mask(index, sliding_window)
+            tiles = tile_attention(query[:, group.rows], keys, values, mask, scaling)
+            outputs.append(tiles.flatten(0, 1))
+        return torch.cat(outputs).index_select(0, self._places)
+
+    def _mask(self, index: int, window: int | None) -> torch.Tensor:
+        """[num_tiles, tile_rows, 1, context_len]: 0 where a row may look, -inf elsewhere."""
+        if (index, window) not in self._masks:
+            group = self._groups[index]
+            context_len = group.units.shape[1] * self._pool.unit_len
+            self._masks[index, window] = _build_mask(group.positions, context_len, window)
+        return self._masks[index, window]
+
+
+def tile_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float,
+) -> torch.Tensor:
+    """Attention of tiles of rows, each over its own context. Softmax in float32.
+
+    query    # [num_heads, num_tiles, tile_rows, head_dim]
+    keys     # [num_kv_heads * num_tiles, context_len, head_dim]
+    values   # [num_kv_heads * num_tiles, context_len, value_dim]
+    mask     # [num_tiles, tile_rows, 1, context_len] float32
+    returns  # [num_tiles, tile_rows, num_heads, value_dim]
     """
-    singles: dict[int, list[Span]] = {}
-    groups: list[RowGroup] = []
-    for piece in (piece for span in spans for piece in _pieces(span)):
-        if piece.num_tokens == 1:
-            singles.setdefault(padded_context_len(piece.start), []).append(piece)
-        else:
-            groups.append(_shared_group(piece, block_size, device))
-    groups += [_single_rows_group(singles[n], n, block_size, device) for n in sorted(singles)]
-    write_slots = [
-        span.block_table[position // block_size] * block_size + position % block_size
+    num_heads, num_tiles, tile_rows, head_dim = query.shape
+    context_len, value_dim = values.shape[1:]
+    num_kv_heads = len(keys) // num_tiles
+    shape = (num_kv_heads, num_tiles, tile_rows, num_heads // num_kv_heads)
+    by_kv_head = query.view(num_kv_heads, -1, num_tiles, tile_rows, head_dim)
+    queries = by_kv_head.permute(0, 2, 3, 1, 4).reshape(len(keys), -1, head_dim)
+    scores = torch.bmm(queries, keys.transpose(1, 2)).view(*shape, context_len)
+    weights = torch.softmax(torch.add(mask, scores, alpha=scaling), dim=-1).to(values.dtype)
+    output = torch.bmm(weights.view(len(keys), -1, context_len), values)
+    return output.view(*shape, value_dim).permute(1, 2, 0, 3, 4).flatten(2, 3)
+
+
+def _build_mask(positions: torch.Tensor, context_len: int, window: int | None) -> torch.Tensor:
+    places = torch.arange(context_len, device=positions.device)
+    distance = positions[:, :, None, None] - places
+    hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+    mask = torch.zeros(hidden.shape, dtype=torch.float32, device=positions.device)
+    return mask.masked_fill_(hidden, -torch.inf)
+
+
+def choose_attention_tiling(
+    shape: LayerShape, dtype: torch.dtype, device: torch.device
+) -> Tiling:
+    """The tiling within which this layer's attention agrees on this machine."""
+    if dtype != torch.bfloat16:
+        return FIXED_TILES
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*sizes: int) -> torch.Tensor:
+        return torch.randn(*sizes, generator=generator).to(device, dtype)
+
+    context_len = 4 * _SHORTEST_CONTEXT
+    keys = draw(shape.num_kv_heads, context_len, shape.head_dim)
+    values = draw(shape.num_kv_heads, context_len, shape.value_dim)
+
+    def compute(rows: torch.Tensor) -> torch.Tensor:
+        positions = torch.full((1, len(rows)), context_len, device=device)
+        mask = _build_mask(positions, context_len, None)
+        query = rows.transpose(0, 1).unsqueeze(1)
+        return tile_attention(query, keys, values, mask, shape.head_dim**-0.5)[0]
+
+    return choose_tiling(compute, draw(128, shape.num_heads, shape.head_dim))
+
+
+# --- planning a forward -----------------------------------------------------------------------
+
+
+def padded_context_len(position: int) -> int:
+    """Context over which the row at this position is computed: a function of its position alone.
+
+    64, 128, then two lengths per power of two (192, 256, 384, 512, 768, ...): few different
+    lengths, so that rows of many sequences share a call, and at most a third of it padding.
+    """
+    num_tokens = position + 1
+    granule = max(_SHORTEST_CONTEXT, (1 << position.bit_length()) // 4)
+    return -(-num_tokens // granule) * granule
+
+
+def plan_step(
+    pool: KVPool, spans: Sequence[Span], tiling: Tiling, device: torch.device
+) -> PagedStep:
+    """Lay out one forward: where each token goes, and which rows are computed together."""
+    tiles_by_shape: dict[tuple[int, int], list[Span]] = {}
+    for tile in (tile for span in spans for tile in _tiles(span, tiling)):
+        shape = (padded_context_len(tile.start), _filled_rows(tile.num_tokens, tiling))
+        tiles_by_shape.setdefault(shape, []).append(tile)
+    groups = [
+        _group(pool, tiles, *shape, device) for shape, tiles in sorted(tiles_by_shape.items())
+    ]
+    slots = [
+        span.block_table[position // pool.block_size] * pool.block_size
+        + position % pool.block_size
         for span in spans
         for position in range(span.start, span.start + span.num_tokens)
     ]
-    return PagedStep(pool, torch.tensor(write_slots, device=device), groups)
+    places = _places(tiles_by_shape, len(slots))
+    return PagedStep(pool, torch.tensor(slots, device=device), groups, places.to(device))
 
 
-def _pieces(span: Span) -> list[Span]:
-    """Cut a span where the padded context length changes, and to a bounded number of rows."""
-    pieces = []
+def _tiles(span: Span, tiling: Tiling) -> list[Span]:
+    """Cut a span where the padded context length changes, and into tiles."""
+    tiles = []
     row, position, end = span.first_row, span.start, span.start + span.num_tokens
     while position < end:
-        stop = min(end, padded_context_len(position), position + _MAX_ROWS_PER_CALL)
-        pieces.append(Span(row, position, stop - position, span.block_table))
+        stop = min(end, padded_context_len(position), position + tiling.max_rows)
+        tiles.append(Span(row, position, stop - position, span.block_table))
         row += stop - position
         position = stop
-    return pieces
+    return tiles
 
 
-def _shared_group(piece: Span, block_size: int, device: torch.device) -> RowGroup:
-    context_len = padded_context_len(piece.start)
-    return RowGroup(
-        rows=torch.arange(piece.first_row, piece.first_row + piece.num_tokens, device=device),
-        positions=torch.arange(piece.start, piece.start + piece.num_tokens, device=device),
-        slots=_context_slots([piece.block_table], context_len, block_size, device),
-    )
+def _filled_rows(num_rows: int, tiling: Tiling) -> int:
+    """Rows of a tile, filled up to a power of two so that tiles of few shapes occur."""
+    return min(max(1 << (num_rows - 1).bit_length(), tiling.min_rows), tiling.max_rows)
 
 
-def _single_rows_group(
-    pieces: Sequence[Span], context_len: int, block_size: int, device: torch.device
-) -> RowGroup:
-    return RowGroup(
-        rows=torch.tensor([piece.first_row for piece in pieces], device=device),
-        positions=torch.tensor([piece.start for piece in pieces], device=device),
-        slots=_context_slots(
-            [piece.block_table for piece in pieces], context_len, block_size, device
-        ),
-    )
-
-
-def _context_slots(
-    block_tables: Sequence[Sequence[int]],
+def _group(
+    pool: KVPool,
+    tiles: Sequence[Span],
     context_len: int,
-    block_size: int,
+    tile_rows: int,
     device: torch.device,
+) -> TileGroup:
+    """Tiles with fewer rows repeat their last row."""
+    offsets = [[min(i, tile.num_tokens - 1) for i in range(tile_rows)] for tile in tiles]
+    first_rows = torch.tensor([[tile.first_row] for tile in tiles])
+    starts = torch.tensor([[tile.start] for tile in tiles])
+    return TileGroup(
+        rows=(first_rows + torch.tensor(offsets)).to(device),
+        positions=(starts + torch.tensor(offsets)).to(device),
+        units=_context_units(pool, [tile.block_table for tile in tiles], context_len).to(device),
+    )
+
+
+def _context_units(
+    pool: KVPool, block_tables: Sequence[Sequence[int]], context_len: int
 ) -> torch.Tensor:
-    """[num_tables, context_len] slots. Beyond a table's end stands block 0: it is masked."""
-    num_blocks = -(-context_len // block_size)
-    padded = [
-        [*table[:num_blocks], *([0] * (num_blocks - len(table)))] for table in block_tables
-    ]
-    first_slots = torch.tensor(padded, device=device)[:, :, None] * block_size
-    slots = first_slots + torch.arange(block_size, device=device)
-    return slots.flatten(1)[:, :context_len]
+    """[num_tables, context_len / unit_len]. Beyond a table's end stands block 0: it is masked."""
+    num_blocks = -(-context_len // pool.block_size)
+    tables = [[*table[:num_blocks], *([0] * (num_blocks - len(table)))] for table in block_tables]
+    units_per_block = pool.block_size // pool.unit_len
+    first_units = torch.tensor(tables)[:, :, None] * units_per_block
+    units = (first_units + torch.arange(units_per_block)).flatten(1)
+    return units[:, : context_len // pool.unit_len]
+
+
+def _places(tiles_by_shape: dict[tuple[int, int], list[Span]], num_rows: int) -> torch.Tensor:
+    """[num_rows] where each packed row is among the rows of all tiles."""
+    places = torch.empty(num_rows, dtype=torch.long)
+    first_place = 0
+    for (_, tile_rows), tiles in sorted(tiles_by_shape.items()):
+        for tile in tiles:
+            rows = slice(tile.first_row, tile.first_row + tile.num_tokens)
+            places[rows] = torch.arange(first_place, first_place + tile.num_tokens)
+            first_place += tile_rows
+    return places

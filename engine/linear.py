@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
+
+from engine.tiling import FIXED_TILES, ONEDNN_TILES, Tiling, choose_tiling
 
 logger = logging.getLogger(__name__)
 
@@ -22,20 +23,6 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 """[n, in_features] -> [n, out_features]"""
 
 
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """Products of min_rows to max_rows rows agree in every row."""
-
-    min_rows: int
-    max_rows: int
-
-
-FIXED_TILES = Tiling(8, 8)
-"""Agrees by construction: every product has the same shape."""
-BFLOAT16_TILES = Tiling(2, 32)
-"""oneDNN: one row is another kernel on some CPUs, and beyond 32 the blocking changes."""
-
-_PROBED_ROWS = (2, 3, 5, 8, 13, 16, 24, 31, 32)
 _MAX_PROBED_OUTPUTS = 1 << 19
 
 
@@ -44,7 +31,7 @@ class TiledLinear(nn.Module):
 
     def __init__(self, product: Product, in_features: int, out_features: int) -> None:
         super().__init__()
-        self._product = product
+        self.product = product
         self.in_features = in_features
         self.out_features = out_features
         self.tiling = FIXED_TILES
@@ -57,10 +44,11 @@ class TiledLinear(nn.Module):
         return output.view(*x.shape[:-1], self.out_features)
 
     def _tile(self, rows: torch.Tensor) -> torch.Tensor:
-        num_missing = self.tiling.min_rows - len(rows)
-        if num_missing <= 0:
-            return self._product(rows)
-        return self._product(functional.pad(rows, (0, 0, 0, num_missing)))[: len(rows)]
+        num_rows = len(rows)
+        if 0 < num_rows < self.tiling.min_rows:
+            num_copies = -(-self.tiling.min_rows // num_rows)
+            rows = torch.cat([rows] * num_copies)[: self.tiling.min_rows]
+        return self.product(rows)[:num_rows]
 
 
 def replace_linears(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
@@ -102,7 +90,7 @@ def _plain_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
 
 
 def _packed_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, BFLOAT16_TILES.max_rows)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, ONEDNN_TILES.max_rows)
     linear = torch.ops.mkldnn._linear_pointwise.default
     return lambda rows: linear(rows, packed, bias, "none", [], "")
 
@@ -120,20 +108,13 @@ def _packs(dtype: torch.dtype) -> bool:
 
 
 def _choose_tiling(layer: TiledLinear, dtype: torch.dtype) -> Tiling:
-    """The widest tiling within which this layer's kernel agrees here, by trying."""
+    """The tiling within which this layer's kernel agrees on this machine."""
     if dtype != torch.bfloat16:
         return FIXED_TILES
     num_rows = max(32, min(256, _MAX_PROBED_OUTPUTS // layer.out_features))
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(num_rows, layer.in_features, generator=generator).to(dtype)
-    reference = _in_tiles(layer, rows, BFLOAT16_TILES.max_rows)
-    for tile_rows in _PROBED_ROWS:
-        if not torch.equal(_in_tiles(layer, rows, tile_rows), reference):
-            logger.warning("%s: products of %d rows differ, using tiles of 8", layer, tile_rows)
-            return FIXED_TILES
-    return BFLOAT16_TILES
-
-
-def _in_tiles(layer: TiledLinear, rows: torch.Tensor, tile_rows: int) -> torch.Tensor:
-    layer.tiling = Tiling(min(tile_rows, BFLOAT16_TILES.min_rows), tile_rows)
-    return layer(rows)  # type: ignore[no-any-return]
+    tiling = choose_tiling(layer.product, rows)
+    if tiling is FIXED_TILES:
+        logger.warning("oneDNN's products differ with the number of rows; tiles of 8 are slower")
+    return tiling

@@ -9,7 +9,7 @@ import torch
 
 from cluster.config import KVCacheConfig
 from cluster.types import ModelCard
-from engine.attention import KVPool, Span, plan_step
+from engine.attention import KVPool, Span, choose_attention_tiling, plan_step
 from engine.kv_cache import KVCacheManager
 from engine.loader import LoadedModel
 
@@ -37,9 +37,13 @@ class ModelRunner:
         self.kv = KVCacheManager(_num_blocks(loaded, kv_config), kv_config.block_size)
         self._pool = KVPool(
             loaded.layer_shapes,
-            self.kv.num_blocks * kv_config.block_size,
+            self.kv.num_blocks,
+            self.kv.block_size,
             loaded.dtype,
             loaded.device,
+        )
+        self._tiling = choose_attention_tiling(
+            loaded.layer_shapes[0], loaded.dtype, loaded.device
         )
 
     @property
@@ -58,7 +62,7 @@ class ModelRunner:
         only. Returns [sum of num_logits, vocab_size] float32 in the order of the slices.
         """
         token_ids, positions, wanted, spans = _pack(slices)
-        step = plan_step(self._pool, spans, self.kv.block_size, self.device)
+        step = plan_step(self._pool, spans, self._tiling, self.device)
         output = self._model(
             input_ids=self._tensor([token_ids]),
             position_ids=self._tensor([positions]),

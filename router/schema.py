@@ -264,13 +264,17 @@ def _check_not_yet(request: Schema) -> None:
 
 
 def _invalid(error: ValidationError, body: Mapping[str, Any]) -> InvalidRequestError:
-    """The deepest complaint: of a union's arms it is the one that fitted best."""
+    """The complaint from deepest and farthest in: of a union's arms, the one that fitted best."""
     complaints = [(_path(item["loc"], item["type"], body), item) for item in error.errors()]
-    path, item = max(complaints, key=lambda complaint: len(complaint[0]))
+    path, item = max(complaints, key=lambda complaint: _depth(complaint[0]))
     param = _param(path)
     if item["type"] == "extra_forbidden":
         return InvalidRequestError(f"{param} is no field that this server knows", param=param)
     return InvalidRequestError(f"{param}: {item['msg']}", param=param)
+
+
+def _depth(path: Sequence[int | str]) -> tuple[int, list[int]]:
+    return len(path), [step for step in path if isinstance(step, int)]
 
 
 def _path(loc: Sequence[int | str], kind: str, body: Any) -> list[int | str]:

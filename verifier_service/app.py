@@ -16,9 +16,9 @@ from ray.serve.config import RequestRouterConfig
 from cluster.config import VerifierConfig
 from cluster.membership import (
     MembershipRequestRouter,
+    MemberWatch,
     bind_host,
     member_metadata,
-    watch_members,
 )
 from cluster.types import Member, ModelCard
 from verifier_service.service import VerifierService
@@ -30,7 +30,7 @@ class VerifierReplica:
     async def __init__(self, config: VerifierConfig) -> None:
         self._config = config
         self._service = await VerifierService.start(config, host=bind_host(config.rpc))
-        self._drafters = watch_members("Drafter", config.drafter_app, self._service.update_drafters)
+        self._drafters = MemberWatch("Drafter", config.drafter_app, self._service.update_drafters)
 
     def record_replica_metadata(self) -> dict[str, Any]:
         context = serve.get_replica_context()
@@ -54,9 +54,9 @@ class VerifierReplica:
         self._service.check_health()
 
     async def __del__(self) -> None:
-        service = getattr(self, "_service", None)
-        if service is not None:
-            await service.stop(grace_s=self._config.drain_grace_s)
+        if hasattr(self, "_drafters"):
+            self._drafters.close()
+            await self._service.stop(grace_s=self._config.drain_grace_s)
 
 
 Verifier = serve.deployment(
@@ -71,6 +71,6 @@ Verifier = serve.deployment(
 )
 
 
-def build(args: VerifierConfig) -> serve.Application:
+def build(args: dict[str, Any]) -> serve.Application:
     """Serve's application builder; `args` is the application's `args:` in the Serve YAML."""
-    return Verifier.bind(args)
+    return Verifier.bind(VerifierConfig.model_validate(args))

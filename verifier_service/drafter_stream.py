@@ -10,6 +10,7 @@ import asyncio
 from typing import Protocol
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from cluster.errors import ERROR_TABLE, IncompatiblePeerError
 from cluster.protocol import drafting_pb2, drafting_pb2_grpc
@@ -62,6 +63,8 @@ async def run_stream(member: Member, hello: TargetHello, owner: StreamOwner) -> 
         raise StreamLostError(reason, refused=refused) from error
     except asyncio.InvalidStateError as error:  # grpc's word for a write to an ended call
         raise StreamLostError("the stream has ended") from error
+    except DecodeError as error:
+        raise StreamLostError("something came that is no DrafterBatch") from error
     finally:
         await channel.close(None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -40,36 +41,35 @@ def owing(table):
     return {(s.stream, s.number) for s in table.owing}
 
 
-def committed(table, stream, number):
-    """The session's tokens, as operations told them to a drafter."""
-    tokens, numbers = {}, {}
-    for operation in table.seen:
-        match operation:
-            case Begin(session):
-                tokens[session.session_key] = list(session.token_ids)
-            case Extend(key, token_ids):
-                tokens[key] += token_ids
-            case End(key):
-                del tokens[key]
-    for session in table.sessions():
-        numbers[session.stream, session.number] = session
-        assert list(session.token_ids) == tokens[session.session_key]
-        assert session.prefix_hash == prefix_hash(session.token_ids)
-    assert len(tokens) == len(table) == len(numbers)
-    found = numbers.get((stream, number))
-    return None if found is None else list(found.token_ids)
-
-
 class WatchedTable(SessionTable):
-    """A table whose operations are kept for `committed`."""
+    """A table whose operations a drafter of lists follows."""
 
     def __init__(self, max_sessions=8, ttl_s=60.0, max_context_len=0):
         super().__init__(max_sessions, ttl_s, max_context_len)
-        self.seen = []
+        self.told = {}
 
-    def sessions(self):
-        self.seen += self.take_operations()
-        return [s for k in range(1, 1_000) if (s := self.by_key(k)) is not None]
+    def committed(self, stream, number):
+        """The session's tokens as the drafter was told them, None if it is not open."""
+        for operation in self.take_operations():
+            match operation:
+                case Begin(session):
+                    self.told[session.session_key] = list(session.token_ids)
+                case Extend(key, token_ids):
+                    self.told[key] += token_ids
+                case End(key):
+                    del self.told[key]
+        sessions = [self.by_key(key) for key in self.told]
+        assert len(sessions) == len(self)
+        for session in sessions:
+            assert list(session.token_ids) == self.told[session.session_key]
+            assert session.prefix_hash == prefix_hash(session.token_ids)
+        found = [s for s in sessions if (s.stream, s.number) == (stream, number)]
+        assert len(found) <= 1
+        return self.told[found[0].session_key] if found else None
+
+
+def committed(table, stream, number):
+    return copy.copy(table.committed(stream, number))
 
 
 @pytest.fixture

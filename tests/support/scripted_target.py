@@ -74,9 +74,6 @@ class ScriptedRunner:
         self.max_rows = 0
         self._pool = [-1] * (num_blocks * block_size)
 
-    def warm_up(self) -> None:
-        """Nothing to warm."""
-
     def forward(self, slices: Sequence[SequenceSlice]) -> torch.Tensor:
         self.num_forwards += 1
         self.max_rows = max(self.max_rows, sum(len(s.token_ids) for s in slices))

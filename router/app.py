@@ -1,0 +1,105 @@
+"""The Router as a Ray Serve application: `import_path: router.app:build`.
+
+Serve's HTTP proxy hands requests to the replica; the model's card comes from a verifier over its
+handle, and who is there from Serve's broadcast. Everything else is router/service.py and api.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import Any
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+
+from cluster.config import RouterConfig
+from cluster.membership import MemberWatch
+from cluster.rpc import new_incarnation
+from cluster.types import Member, Members
+from router.api import create_app
+from router.service import RouterService
+
+logger = logging.getLogger("ray.serve")
+
+_RETRY_S = 0.5
+
+
+@serve.ingress()
+class RouterReplica:
+    """One replica: the service, fed with what Serve knows."""
+
+    async def __init__(self, config: RouterConfig) -> None:
+        self._service = RouterService(config, identity=_identity())
+        self._service.start()
+        self._fingerprint = ""
+        self._verifiers_changed = asyncio.Event()
+        self._verifiers = MemberWatch("Verifier", config.verifier_app, self._update_verifiers)
+        self._drafters = MemberWatch("Drafter", config.drafter_app, self._service.update_drafters)
+        self._learning = asyncio.create_task(self._learn_model())
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return create_app(self._service)
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Serve's `user_config`: sections of RouterConfig that change without a restart."""
+        config = {**self._service.config.model_dump(), **user_config}
+        self._service.reconfigure(RouterConfig.model_validate(config))
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_learning"):
+            self._learning.cancel()
+            self._verifiers.close()
+            self._drafters.close()
+            await self._service.close()
+
+    def _update_verifiers(self, members: Members) -> None:
+        self._service.update_members(members)
+        self._verifiers_changed.set()
+
+    async def _learn_model(self) -> None:
+        """Serve the model that the verifiers hold; another one only when none holds it any more."""
+        while True:
+            await self._verifiers_changed.wait()
+            self._verifiers_changed.clear()
+            held = {member.fingerprint for member in self._service.pool.members.values()}
+            if not held or self._fingerprint in held:
+                continue
+            try:
+                verifiers = await self._verifiers.handle()
+                card = await verifiers.model_card.remote()
+            except Exception:
+                logger.exception("a verifier did not tell its model; trying again")
+                await asyncio.sleep(_RETRY_S)
+                self._verifiers_changed.set()
+                continue
+            self._fingerprint = card.fingerprint
+            self._service.serve_model(card)
+
+
+def _identity() -> Member:
+    return Member(
+        incarnation=new_incarnation(),
+        address="",
+        replica_id=serve.get_replica_context().replica_id.unique_id,
+        node_id=ray.get_runtime_context().get_node_id(),
+        pid=os.getpid(),
+    )
+
+
+Router = serve.deployment(
+    RouterReplica,
+    name="Router",
+    max_ongoing_requests=10_000,  # The router's own admission refuses in OpenAI's shape.
+    health_check_period_s=5,
+    health_check_timeout_s=10,
+    graceful_shutdown_timeout_s=20,
+    graceful_shutdown_wait_loop_s=0.1,
+)
+
+
+def build(args: dict[str, Any]) -> serve.Application:
+    """Serve's application builder; `args` is the application's `args:` in the Serve YAML."""
+    return Router.bind(RouterConfig.model_validate(args))

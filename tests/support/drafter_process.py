@@ -1,0 +1,81 @@
+"""A drafter as a process of its own, to be killed, stopped and drained, with proof that it was."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Self
+
+from cluster.rpc import new_incarnation
+from cluster.types import Member
+from tests.support.polling import eventually
+
+REPOSITORY = Path(__file__).parents[2]
+START_TIMEOUT_S = 20.0
+SIGNAL_TIMEOUT_S = 5.0
+
+
+class DrafterProcess:
+    """`python -m drafter_service` on a free port. Use as an async context manager."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.incarnation = new_incarnation()
+        self.port = port
+        self.address = ""
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def __aenter__(self) -> Self:
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "drafter_service", "--port", str(self.port)),
+            *("--incarnation", self.incarnation),
+            cwd=REPOSITORY,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        line = await asyncio.wait_for(self._process.stdout.readline(), START_TIMEOUT_S)
+        assert line.startswith(b"listening on "), line
+        self.address = line.decode().split()[-1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._child.returncode is None:
+            self._child.send_signal(signal.SIGKILL)
+            await self._child.wait()
+
+    @property
+    def member(self) -> Member:
+        return Member(self.incarnation, self.address, pid=self._child.pid)
+
+    async def kill(self) -> None:
+        """SIGKILL, and wait until it is dead of it."""
+        self._child.send_signal(signal.SIGKILL)
+        assert await asyncio.wait_for(self._child.wait(), SIGNAL_TIMEOUT_S) == -signal.SIGKILL
+
+    async def stop(self) -> None:
+        """SIGSTOP, and wait until every thread of it stands still."""
+        self._child.send_signal(signal.SIGSTOP)
+        await eventually(self.is_stopped, SIGNAL_TIMEOUT_S)
+
+    def resume(self) -> None:
+        self._child.send_signal(signal.SIGCONT)
+
+    async def terminate(self) -> int:
+        """SIGTERM; returns the exit status."""
+        self._child.send_signal(signal.SIGTERM)
+        return await asyncio.wait_for(self._child.wait(), 2 * SIGNAL_TIMEOUT_S)
+
+    def is_stopped(self) -> bool:
+        return set(self._thread_states()) == {"T"}
+
+    def _thread_states(self) -> list[str]:
+        tasks = f"/proc/{self._child.pid}/task"
+        stats = [Path(tasks, thread, "stat").read_text() for thread in os.listdir(tasks)]
+        return [stat.rpartition(")")[2].split()[0] for stat in stats]
+
+    @property
+    def _child(self) -> asyncio.subprocess.Process:
+        assert self._process is not None
+        return self._process
