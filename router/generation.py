@@ -11,6 +11,7 @@ from cluster.errors import (
     DeadlineExceededError,
     InternalError,
     OverloadedError,
+    PacelineError,
     UpstreamLostError,
     error_from_wire,
 )
@@ -34,8 +35,8 @@ class Generation:
 
     The tokens received are kept in a journal. When the verifier is lost, another one with the same
     fingerprint goes on from the journal: same request key, so the same tokens as if nothing had
-    happened. Raises UpstreamLostError if there is no other, DeadlineExceededError at the deadline,
-    and the error that the verifier named.
+    happened. So it does when a verifier is too full to go on. If there is no other, the error of
+    the last one is raised; DeadlineExceededError at the deadline; else what the verifier named.
     """
 
     def __init__(self, pool: VerifierPool, request: GenerationRequest, affinity: bytes) -> None:
@@ -59,8 +60,8 @@ class Generation:
                     yield batch
                     if isinstance(batch[-1], FinishEvent):
                         return
-            except UpstreamLostError as lost:
-                self._resume(lost)
+            except (UpstreamLostError, OverloadedError) as error:
+                self._resume(error)
 
     def set_path(self, path: Path) -> None:
         """Change the path from the next step on."""
@@ -85,15 +86,15 @@ class Generation:
                     )
                 self.token_ids += event.token_ids
 
-    def _resume(self, lost: UpstreamLostError) -> None:
-        """Go on at another verifier, or raise `lost`."""
+    def _resume(self, error: PacelineError) -> None:
+        """Go on at another verifier, or raise `error`."""
         self._lost.add(self._client.member.incarnation)
         if len(self._lost) > MAX_RESUMES:
-            raise lost
+            raise error
         try:
             self._client = self._pool.choose(self._affinity, exclude=self._lost)
         except OverloadedError:
-            raise lost from None
+            raise error from None
         logger.info(
             "request %s goes on at %s from token %d",
             self._request.request_id,
@@ -109,7 +110,14 @@ class Generation:
             request_id=f"{self._request.request_id}.{len(self._lost)}",
             resumed_ids=tuple(self.token_ids),
             path=self.path,
+            deadline_ms=self._left_ms(),
         )
+
+    def _left_ms(self) -> int:
+        if self._deadline is None:
+            return 0
+        left_s = self._deadline.when() - asyncio.get_running_loop().time()
+        return max(1, int(1000 * left_s))
 
     def _start_deadline(self) -> asyncio.TimerHandle | None:
         if not self._request.deadline_ms:

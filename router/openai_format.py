@@ -14,6 +14,7 @@ from router.schema import SamplingFields
 
 Json = dict[str, Any]
 DONE = b"data: [DONE]\n\n"
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ def event(value: Mapping[str, Any]) -> bytes:
 
 def encode_json(value: Mapping[str, Any]) -> bytes:
     """Compact JSON."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def usage(reply: Reply) -> Json:

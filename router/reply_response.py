@@ -114,8 +114,8 @@ def error_response(error: PacelineError) -> Response:
     """An error as OpenAI's clients expect it."""
     status = error_row(error).http_status
     response = json_response(openai_error_body(error), status)
-    if error.retry_after_s is not None:
-        response.headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    if status in (429, 503):
+        response.headers["retry-after"] = str(max(1, round(error.retry_after_s or 1)))
     elif status in (500, 504):
         response.headers["x-should-retry"] = "false"  # the SDKs would, and it cannot help
     return response

@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
+from cluster.types import ErrorEvent
 from tests.router.deployment import Deployment, deploy, eventually
 from tests.router.sse import chat_text, events, finish_reasons
-from tests.support.scripted_verifier import ScriptedVerifier, endless, make_card
+from tests.support.scripted_verifier import ScriptedVerifier, Step, endless, make_card, saying
 
 
 async def two(step_s: float = 0.005) -> tuple[ScriptedVerifier, ScriptedVerifier]:
@@ -110,3 +111,17 @@ async def test_many_requests_survive_one_of_two_verifiers() -> None:
         counts = {response.json()["usage"]["completion_tokens"] for response in responses}
         assert counts == {60}
         await eventually(lambda: deployment.is_idle)
+
+
+async def test_a_full_verifier_is_passed_over() -> None:
+    full = Step((), error=ErrorEvent("", "OverloadedError", "the queue is full"))
+    async with deploy(
+        ScriptedVerifier(lambda r: [full]), ScriptedVerifier(saying("fox"))
+    ) as deployment:
+        for _ in range(6):
+            response = await deployment.chat()
+            assert response.status_code == 200
+        await deployment.verifiers[1].kill()
+        response = await deployment.chat()
+        assert response.status_code == 503
+        assert response.headers["retry-after"]

@@ -83,6 +83,6 @@ async def test_a_lost_verifier_is_an_error_in_the_stream() -> None:
         stream = await client.chat.completions.create(model="tiny", messages=HI, stream=True)
         await anext(stream)
         await deployment.verifier.kill()
-        with pytest.raises(openai.APIError, match="UNAVAILABLE|stream|CANCELLED"):
+        with pytest.raises(openai.APIError, match=r"UNAVAILABLE|CANCELLED"):
             async for _ in stream:
                 pass

@@ -1,0 +1,171 @@
+"""Equality without exception: on a float32 model every way to serve a request gives the same ids.
+
+Real gRPC on both sides; the drafter is a process of its own where it is to be killed or stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from cluster.load import DrafterState
+from cluster.types import GenerationRequest, Path, SamplingParams
+from tests.support.drafter_process import DrafterProcess
+from tests.support.generation import during, running_verifier
+from tests.support.polling import eventually
+from tests.support.scripted_drafter import ScriptedDrafter, misbehaviours
+from tests.support.tiny_models import make_tiny_model
+
+VOCAB_SIZE = 128
+NUM_TOKENS = 40
+SAMPLINGS = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.3),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=1.0, top_p=0.9),
+    SamplingParams(temperature=0.8, top_k=10),
+]
+
+
+def requests(tag: str, num_tokens: int = NUM_TOKENS) -> list[GenerationRequest]:
+    """Prompts of 1 to 300 tokens, some with much repetition, under every sampling."""
+    rng = random.Random(7)
+    made = []
+    for index in range(20):
+        word = [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.choice([1, 3, 5]))]
+        filler = [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.choice([0, 2, 40]))]
+        prompt = (word * rng.choice([1, 4, 50]) + filler + word)[:300]
+        made.append(
+            GenerationRequest(
+                request_id=f"{tag}-{index}",
+                request_key=rng.getrandbits(64),
+                prompt_ids=tuple(prompt),
+                sampling=SAMPLINGS[index % len(SAMPLINGS)],
+                max_tokens=num_tokens,
+                ignore_eos=True,
+            )
+        )
+    return made
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(make_tiny_model(tmp_path_factory.mktemp("tiny"), vocab_size=VOCAB_SIZE))
+
+
+def ids(answers):
+    return [answer.token_ids for answer in answers]
+
+
+async def test_every_way_gives_the_same_ids(model):
+    async with running_verifier(model, dtype="float32") as verifier:
+        alone = []
+        for request in requests("alone"):
+            alone += ids(await verifier.generate([request], path=Path.PLAIN))
+        assert len({tuple(answer) for answer in alone}) > 10, "the model says always the same"
+        assert ids(await verifier.generate(requests("batch"), path=Path.PLAIN)) == alone
+
+        async with DrafterProcess() as drafter:
+            await verifier.use_drafters(drafter.member)
+            drafted = await verifier.generate(requests("drafted"))
+            assert ids(drafted) == alone
+            assert sum(answer.stats.num_accepted_tokens for answer in drafted) > 0
+
+        for name, answer in misbehaviours(VOCAB_SIZE).items():
+            async with ScriptedDrafter(answer) as drafter:
+                await verifier.use_drafters(drafter.member)
+                assert ids(await verifier.generate(requests(name))) == alone, name
+                assert drafter.batches, f"{name} was never asked"
+
+
+async def test_a_drafter_killed_in_the_middle_of_answers_changes_nothing(model):
+    async with running_verifier(model, dtype="float32") as verifier, DrafterProcess() as drafter:
+        expected = ids(await verifier.generate(requests("plain"), path=Path.PLAIN))
+        await verifier.use_drafters(drafter.member)
+        accepted = asyncio.Event()
+
+        def watch(event):
+            if any(event.drafted):
+                accepted.set()
+
+        answers = await during(
+            verifier.generate(requests("killed"), on_tokens=watch), accepted, drafter.kill
+        )
+        assert ids(answers) == expected
+        assert verifier.num_ready_drafters == 0
+        states = {load.state for load in verifier.service.load().drafters}
+        assert states <= {DrafterState.LOST, DrafterState.CONNECTING}
+
+
+async def test_a_drafter_that_hangs_costs_no_more_than_its_deadline(model):
+    async with running_verifier(model, dtype="float32") as verifier, DrafterProcess() as drafter:
+        expected = ids(await verifier.generate(requests("plain"), path=Path.PLAIN))
+        await verifier.use_drafters(drafter.member)
+        accepted = asyncio.Event()
+
+        def watch(event):
+            if any(event.drafted):
+                accepted.set()
+
+        answers = await during(
+            verifier.generate(requests("hung"), on_tokens=watch), accepted, drafter.stop
+        )
+        assert drafter.is_stopped()
+        assert ids(answers) == expected
+
+
+async def test_another_drafter_takes_over(model):
+    async with (
+        running_verifier(model, dtype="float32") as verifier,
+        DrafterProcess() as first,
+        DrafterProcess() as second,
+    ):
+        expected = ids(await verifier.generate(requests("plain"), path=Path.PLAIN))
+        await verifier.use_drafters(first.member, second.member)
+        accepted = asyncio.Event()
+
+        def watch(event):
+            if any(event.drafted):
+                accepted.set()
+
+        answers = await during(
+            verifier.generate(requests("moved"), on_tokens=watch), accepted, first.kill
+        )
+        assert ids(answers) == expected
+        assert verifier.num_ready_drafters == 1
+
+
+async def test_a_restarted_drafter_is_used_again(model):
+    async with running_verifier(model, dtype="float32") as verifier:
+        async with DrafterProcess() as first:
+            await verifier.use_drafters(first.member)
+            await first.kill()
+        async with DrafterProcess() as second:
+            await verifier.use_drafters(second.member)
+            answers = await verifier.generate(requests("again"))
+            assert sum(answer.stats.num_accepted_tokens for answer in answers) > 0
+
+
+async def test_without_any_drafter_everything_is_served_plain(model):
+    async with running_verifier(model, dtype="float32") as verifier:
+        answers = await verifier.generate(requests("nobody"))
+        assert all(len(answer.token_ids) == NUM_TOKENS for answer in answers)
+        assert all(answer.stats.num_draft_tokens == 0 for answer in answers)
+
+
+async def test_a_router_that_leaves_frees_everything_within_a_second(model):
+    async with running_verifier(model, dtype="float32") as verifier, DrafterProcess() as drafter:
+        await verifier.use_drafters(drafter.member)
+        streams = [verifier.client.submit(request) for request in requests("leaver", 500)]
+        await anext(streams[0])
+        assert verifier.service.load().kv_blocks_used > 0
+        await verifier.client.close()
+
+        def freed():
+            load = verifier.service.load()
+            sessions = sum(drafter.sessions for drafter in load.drafters)
+            return load.running == load.waiting == load.kv_blocks_used == sessions == 0
+
+        await eventually(freed, 1.0)
