@@ -119,9 +119,16 @@ class NgramConfig(Section):
 class DrafterConfig(Section):
     """The Drafter application."""
 
-    kind: Literal["ngram"] = "ngram"
+    kind: Literal["ngram", "model"] = "ngram"
     """How drafts are made."""
     ngram: NgramConfig = NgramConfig()
+    model: ModelConfig | None = None
+    """Draft model of kind model: any causal language model with the target's vocabulary."""
+    kv_cache: KVCacheConfig = KVCacheConfig()
+    """Of the draft model; sessions that do not fit are computed anew when their turn comes."""
+    max_step_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Tokens in one forward of the draft model, of which prompts take what drafting leaves; by
+    default 32 on a CPU, where more cost in proportion, else 512."""
     max_sessions: Annotated[int, Field(ge=1)] = 1024
     """Sessions open at once, over all verifiers; an open beyond that is refused."""
     max_speculative_tokens: Annotated[int, Field(ge=1, le=64)] = 16
@@ -131,6 +138,15 @@ class DrafterConfig(Section):
     drain_grace_s: FiniteSeconds = 5.0
     """On shutdown, time for open sessions to be closed by their verifiers."""
     rpc: RpcConfig = RpcConfig()
+
+    @model_validator(mode="after")
+    def _has_its_model(self) -> DrafterConfig:
+        if self.kind == "model" and self.model is None:
+            raise ValueError(
+                "kind model needs the section model: set model.source to a hub id, a folder, a "
+                f".gguf file or {EMBEDDED_MODEL}"
+            )
+        return self
 
 
 class LimitsConfig(Section):

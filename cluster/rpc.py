@@ -84,6 +84,7 @@ async def start_rpc_server(
     return RpcServer(server, f"{host}:{bound}", health_servicer)
 
 
-def open_channel(address: str) -> grpc.aio.Channel:
-    """A channel to a member's server."""
-    return grpc.aio.insecure_channel(address, options=list(CHANNEL_OPTIONS))
+def open_channel(address: str, *, max_receive_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
+    """A channel to a member's server. A message over `max_receive_bytes` ends its stream."""
+    options = dict(CHANNEL_OPTIONS) | {"grpc.max_receive_message_length": max_receive_bytes}
+    return grpc.aio.insecure_channel(address, options=list(options.items()))

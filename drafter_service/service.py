@@ -57,11 +57,33 @@ class DrafterService:
     async def start(
         cls, config: DrafterConfig, *, host: str, incarnation: str | None = None
     ) -> DrafterService:
-        """The drafter that the configuration names, listening."""
-        drafter = NgramDrafter(config.ngram.max_ngram, config.ngram.min_ngram)
-        service = cls(config, drafter, name=config.kind, incarnation=incarnation)
+        """The drafter that the configuration names, listening. Takes as long as its model takes to
+        load, if it has one."""
+        if config.kind == "model":
+            service = await cls._of_model(config, incarnation)
+        else:
+            ngram = NgramDrafter(config.ngram.max_ngram, config.ngram.min_ngram)
+            service = cls(config, ngram, name=config.kind, incarnation=incarnation)
         await service.listen(host, config.rpc.port)
         return service
+
+    @classmethod
+    async def _of_model(cls, config: DrafterConfig, incarnation: str | None) -> DrafterService:
+        # Here, because it brings torch and transformers, which the other drafters do without.
+        from drafter_service.model_drafter import ModelDrafter
+
+        assert config.model is not None
+        drafter = await asyncio.to_thread(
+            ModelDrafter.load, config.model, config.kv_cache, config.max_step_tokens
+        )
+        return cls(
+            config,
+            drafter,
+            name=drafter.name,
+            vocabulary=drafter.vocabulary,
+            max_context_len=drafter.max_context_len,
+            incarnation=incarnation,
+        )
 
     async def listen(self, host: str, port: int = 0) -> None:
         """Serve from now on, at `address`."""

@@ -273,11 +273,16 @@ def _build_mask(positions: torch.Tensor, context_len: int, window: int | None) -
 
 
 def choose_attention_tiling(
-    shape: LayerShape, dtype: torch.dtype, device: torch.device
+    shapes: Sequence[LayerShape], dtype: torch.dtype, device: torch.device
 ) -> Tiling:
-    """The tiling within which this layer's attention agrees on this machine."""
-    if dtype != torch.bfloat16:
+    """The tiling within which attention of all these layers agrees on this machine."""
+    if dtype == torch.float32:
         return FIXED_TILES
+    tilings = {_choose_layer_tiling(shape, dtype, device) for shape in set(shapes)}
+    return tilings.pop() if len(tilings) == 1 else FIXED_TILES
+
+
+def _choose_layer_tiling(shape: LayerShape, dtype: torch.dtype, device: torch.device) -> Tiling:
     generator = torch.Generator().manual_seed(0)
 
     def draw(*sizes: int) -> torch.Tensor:
@@ -293,7 +298,7 @@ def choose_attention_tiling(
         query = rows.transpose(0, 1).unsqueeze(1)
         return tile_attention(query, keys, values, mask, shape.head_dim**-0.5)[0]
 
-    return choose_tiling(compute, draw(128, shape.num_heads, shape.head_dim))
+    return choose_tiling(compute, draw(256, shape.num_heads, shape.head_dim))
 
 
 # --- planning a forward -----------------------------------------------------------------------
@@ -322,8 +327,7 @@ def plan_step(
         _group(pool, tiles, *shape, device) for shape, tiles in sorted(tiles_by_shape.items())
     ]
     slots = [
-        span.block_table[position // pool.block_size] * pool.block_size
-        + position % pool.block_size
+        span.block_table[position // pool.block_size] * pool.block_size + position % pool.block_size
         for span in spans
         for position in range(span.start, span.start + span.num_tokens)
     ]

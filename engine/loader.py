@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 
 _ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention"})
 _ROPE_OF_THE_WHOLE_STEP = frozenset({"dynamic", "longrope"})
-_HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
+_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+_HUB_DUPLICATES = ["*/*", "consolidated*"]
 
 
 class UnsupportedModelError(ValueError):
@@ -95,7 +96,14 @@ def _local_folder(config: ModelConfig) -> Path:
 def _download(hub_id: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(hub_id, revision=revision, allow_patterns=list(_HUB_FILES)))
+    return Path(
+        snapshot_download(
+            hub_id,
+            revision=revision,
+            allow_patterns=_HUB_FILES,
+            ignore_patterns=_HUB_DUPLICATES,
+        )
+    )
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -115,11 +123,10 @@ def _model_config(folder: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise UnsupportedModelError(f"{folder}: no config that transformers knows: {error}") from (
-            error
-        )
-    for reason in _reasons_against(config):
-        raise UnsupportedModelError(f"{config.model_type} is not supported: {reason}")
+        raise UnsupportedModelError(f"{folder}: transformers cannot read it: {error}") from error
+    reasons = list(_reasons_against(config))
+    if reasons:
+        raise UnsupportedModelError(f"{config.model_type} is not supported: {'; '.join(reasons)}")
     return config
 
 
@@ -151,9 +158,7 @@ def _rope_types(config: Any) -> set[str]:
     return {str(fields.get("rope_type", "default")) for fields in (parameters, *nested)}
 
 
-def _load(
-    folder: Path, config: Any, dtype: torch.dtype, device: torch.device
-) -> PreTrainedModel:
+def _load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_pretrained(
         folder,
         config=config,
@@ -171,7 +176,7 @@ def _load(
         raise UnsupportedModelError(
             f"{config.model_type} is not supported: it computes attention in its own way"
         )
-    return model.to(device).eval().requires_grad_(False)  # type: ignore[no-any-return]
+    return model.to(device).eval().requires_grad_(False)
 
 
 @torch.inference_mode()
@@ -195,18 +200,17 @@ def _layer_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
 def _identity(
     folder: Path, weight_files: list[Path], dtype: torch.dtype, device: torch.device
 ) -> str:
-    """Fingerprint of everything the output depends on, the vocabulary excepted."""
+    """Hash of everything the output depends on, the vocabulary excepted."""
     digest = hashlib.sha256(b"paceline-model-v1")
-    digest.update((folder / "config.json").read_bytes())
+    for file in (folder / "config.json", folder / "generation_config.json"):
+        digest.update(file.read_bytes() if file.is_file() else b"")
     for file in weight_files:
         digest.update(f"\0{file.name}\0{content_identity(file)}".encode())
     digest.update(f"\0{dtype}\0{kernel_class(dtype, device)}".encode())
     return digest.hexdigest()
 
 
-def _card(
-    folder: Path, config: ModelConfig, model: PreTrainedModel, identity: str
-) -> ModelCard:
+def _card(folder: Path, config: ModelConfig, model: PreTrainedModel, identity: str) -> ModelCard:
     tokenizer_file = folder / "tokenizer.json"
     if not tokenizer_file.is_file():
         raise UnsupportedModelError(f"{folder} has no tokenizer.json; save it as a fast tokenizer")

@@ -42,9 +42,7 @@ class ModelRunner:
             loaded.dtype,
             loaded.device,
         )
-        self._tiling = choose_attention_tiling(
-            loaded.layer_shapes[0], loaded.dtype, loaded.device
-        )
+        self._tiling = choose_attention_tiling(loaded.layer_shapes, loaded.dtype, loaded.device)
 
     @property
     def vocab_size(self) -> int:

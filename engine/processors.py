@@ -1,58 +1,76 @@
-"""From a model's logits to the logits of the target distribution: temperature, top-k, top-p.
+"""From a model's logits to the target distribution: temperature, then top-k, then top-p.
 
-Pure functions of one row of logits. Ranks order tokens by (logit descending, id ascending), so ties
-never depend on a sort.
+Pure functions of one row of logits. Tokens rank by (logit descending, id ascending), so what is
+kept never depends on how a sort treats ties.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
 from cluster.types import SamplingParams
 
-_TOP_P_GUESS = 256
+_FIRST_GUESS = 256
 
 
-def target_logits(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Logits of the distribution that is sampled; dropped tokens are -inf.
+@dataclass(frozen=True, slots=True)
+class TargetLogits:
+    """The tokens that may be drawn. Their probabilities are the softmax of the logits."""
 
-    logits  # [vocab] float32, finite
-    returns # [vocab] float32, largest value 0
+    token_ids: torch.Tensor
+    """[num_kept] int64, ascending."""
+    logits: torch.Tensor
+    """[num_kept] float32."""
+
+
+def target_logits(logits: torch.Tensor, params: SamplingParams) -> TargetLogits:
+    """The distribution that is sampled.
+
+    logits  # [vocab] float32; -inf is probability 0, the largest is finite
     """
-    logits = logits - logits.max()
+    scaled = logits - logits.max()
     if not params.greedy:
-        logits = logits / params.temperature
+        scaled = scaled / params.temperature
+    target = TargetLogits(torch.arange(len(logits), device=logits.device), scaled)
     if 0 < params.top_k < len(logits):
-        logits = _keep_top(logits, torch.topk(logits, params.top_k).values)
+        target = _keep_first(target, *_rank(target, params.top_k + 1), params.top_k)
     if params.top_p < 1.0:
-        logits = _keep_mass(logits, params.top_p)
-    return logits
+        target = _keep_mass(target, params.top_p)
+    return target
 
 
-def _keep_mass(logits: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Keep the first tokens in rank order whose mass reaches top_p; at least one."""
-    log_total = torch.logsumexp(logits, dim=-1)
-    num_ranked = min(_TOP_P_GUESS, len(logits))
+def _keep_mass(target: TargetLogits, top_p: float) -> TargetLogits:
+    """The first tokens in rank order whose mass reaches top_p; at least one."""
+    log_total = torch.logsumexp(target.logits, dim=-1)
+    num_ranked = _FIRST_GUESS
     while True:
-        ranked = torch.topk(logits, num_ranked).values
+        ranked, indices = _rank(target, num_ranked)
         mass = torch.exp(ranked - log_total).double().cumsum(dim=-1)
         num_kept = int((mass < top_p).sum()) + 1
-        if num_kept <= num_ranked:
-            return _keep_top(logits, ranked[:num_kept])
-        if num_ranked == len(logits):
-            return logits
-        num_ranked = min(8 * num_ranked, len(logits))
+        if num_kept <= len(ranked):
+            return _keep_first(target, ranked, indices, num_kept)
+        if len(ranked) == len(target.logits):
+            return target
+        num_ranked *= 8
 
 
-def _keep_top(logits: torch.Tensor, ranked: torch.Tensor) -> torch.Tensor:
-    """Keep as many tokens as `ranked` has.
+def _rank(target: TargetLogits, num_ranked: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The highest logits, descending, and where they are; the order among ties is arbitrary."""
+    ranked, indices = torch.topk(target.logits, min(num_ranked, len(target.logits)))
+    return ranked, indices
 
-    ranked  # [num_kept] the largest logits, descending
-    """
-    lowest = ranked[-1]
-    kept = logits >= lowest
-    num_surplus = int(kept.sum()) - len(ranked)
-    if num_surplus > 0:
-        tied_ids = (logits == lowest).nonzero().flatten()
-        kept[tied_ids[len(tied_ids) - num_surplus :]] = False
-    return logits.masked_fill(~kept, -torch.inf)
+
+def _keep_first(
+    target: TargetLogits, ranked: torch.Tensor, indices: torch.Tensor, num_kept: int
+) -> TargetLogits:
+    """The first num_kept tokens in rank order, of which `_rank` gave at least the logits."""
+    lowest = ranked[num_kept - 1]
+    if num_kept < len(ranked) and ranked[num_kept] < lowest:
+        kept = indices[:num_kept].sort().values
+    else:  # equal logits on both sides of the cut: the lower ids stay
+        above = torch.nonzero(target.logits > lowest).flatten()
+        tied = torch.nonzero(target.logits == lowest).flatten()
+        kept = torch.cat([above, tied[: num_kept - len(above)]]).sort().values
+    return TargetLogits(target.token_ids[kept], target.logits[kept])

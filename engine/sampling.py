@@ -13,12 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 
 from cluster.types import SamplingParams
-from engine.processors import target_logits
+from engine.processors import TargetLogits, target_logits
 
 _MASK_64 = (1 << 64) - 1
 # splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
@@ -54,50 +53,46 @@ class NonFiniteLogitsError(ArithmeticError):
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
     """Draw one token per row. A row's token does not depend on the other rows.
 
-    logits  # [n, vocab] float32
+    logits  # [n, vocab] float32; -inf is probability 0
 
-    Raises NonFiniteLogitsError that names every row with NaN or infinity.
+    Raises NonFiniteLogitsError that names every row with NaN, infinity or nothing to draw.
     """
     assert len(logits) == len(rows)
     if not rows:
         return []
     _check_finite(logits)
-    token_ids: list[int] = torch.argmax(logits, dim=-1).tolist()
-    for index, row in enumerate(rows):
-        if not row.sampling.greedy:
-            token_ids[index] = _race(target_logits(logits[index], row.sampling), row)
-    return token_ids
+    return [
+        int(torch.argmax(row_logits))
+        if row.sampling.greedy
+        else _race(target_logits(row_logits, row.sampling), row)
+        for row_logits, row in zip(logits, rows, strict=True)
+    ]
 
 
 def _check_finite(logits: torch.Tensor) -> None:
-    lowest, highest = torch.aminmax(logits, dim=-1)  # NaN propagates
-    finite = torch.isfinite(lowest) & torch.isfinite(highest)
+    finite = torch.isfinite(torch.amax(logits, dim=-1))  # NaN propagates
     if not finite.all():
         raise NonFiniteLogitsError((~finite).nonzero().flatten().tolist())
 
 
-def _race(scores: torch.Tensor, row: SampleRow) -> int:
+def _race(target: TargetLogits, row: SampleRow) -> int:
     """The winner of the exponential race.
-
-    scores  # [vocab] float32 target logits
 
     float32 finds the few tokens that can win; float64 decides among them. So the winner does not
     depend on how a vectorised logarithm rounds.
     """
-    state = noise_state(row.request_key, row.position)
-    token_ids = torch.nonzero(scores > -torch.inf).flatten()
-    kept = scores[token_ids]
-    bits = noise_bits(state, token_ids)
-    uniforms = (bits.to(torch.float32) * 2.0**-_BITS_PER_UNIFORM).clamp_(
-        max=_LARGEST_FLOAT32_BELOW_1, min=2.0 ** -(_BITS_PER_UNIFORM + 1)
-    )
-    rough = kept - torch.log(-torch.log1p(-uniforms))
+    bits = noise_bits(noise_state(row.request_key, row.position), target.token_ids)
+    uniforms = bits.float().mul_(2.0**-_BITS_PER_UNIFORM)
+    uniforms.clamp_(2.0 ** -(_BITS_PER_UNIFORM + 1), _LARGEST_FLOAT32_BELOW_1)
+    rough = target.logits - uniforms.neg_().log1p_().neg_().log_()
     finalists = torch.nonzero(rough >= rough.max() - 2 * _SCORE_ERROR).flatten()
-    exact = [
-        score - math.log(exponential(num))
-        for score, num in zip(kept[finalists].tolist(), bits[finalists].tolist(), strict=True)
+    scores = [
+        logit - math.log(exponential(num))
+        for logit, num in zip(
+            target.logits[finalists].tolist(), bits[finalists].tolist(), strict=True
+        )
     ]
-    return int(token_ids[finalists[exact.index(max(exact))]])
+    return int(target.token_ids[finalists[scores.index(max(scores))]])
 
 
 def exponential(bits: int) -> float:
@@ -116,10 +111,13 @@ def noise_bits(state: int, token_ids: torch.Tensor) -> torch.Tensor:
     token_ids  # [n] int64
     returns    # [n] int64 in [0, 2**52)
     """
-    z = token_ids * _signed(_GAMMA) + _signed((state + _GAMMA) & _MASK_64)
-    z = (z ^ _shift_right(z, 30)) * _signed(_MIX_1)
-    z = (z ^ _shift_right(z, 27)) * _signed(_MIX_2)
-    z = z ^ _shift_right(z, 31)
+    z = token_ids * _signed(_GAMMA)
+    z += _signed((state + _GAMMA) & _MASK_64)
+    _xor_shifted(z, 30)
+    z *= _signed(_MIX_1)
+    _xor_shifted(z, 27)
+    z *= _signed(_MIX_2)
+    _xor_shifted(z, 31)
     return _shift_right(z, 64 - _BITS_PER_UNIFORM)
 
 
@@ -130,12 +128,17 @@ def _mix(z: int) -> int:
     return z ^ (z >> 31)
 
 
+def _xor_shifted(z: torch.Tensor, n: int) -> None:
+    z ^= _shift_right(z, n)
+
+
 def _shift_right(z: torch.Tensor, n: int) -> torch.Tensor:
     """Logical shift; torch's own copies the sign."""
-    return (z >> n) & ((1 << (64 - n)) - 1)
+    shifted = z >> n
+    shifted &= (1 << (64 - n)) - 1
+    return shifted
 
 
-@lru_cache(maxsize=None)
 def _signed(value: int) -> int:
     """The int64 with these 64 bits."""
     return value - (1 << 64) if value >> 63 else value

@@ -31,9 +31,7 @@ PROBED_ROWS = (2, 3, 5, 8, 13, 16, 24, 31, 32)
 """Tile sizes compared when a kernel is tried."""
 
 
-def choose_tiling(
-    compute: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor
-) -> Tiling:
+def choose_tiling(compute: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> Tiling:
     """ONEDNN_TILES if this machine's kernel agrees within them, else FIXED_TILES.
 
     compute  # [n, ...] -> [n, ...], the kernel on one tile of n rows
@@ -41,7 +39,7 @@ def choose_tiling(
     """
 
     def in_tiles(num_rows: int) -> torch.Tensor:
-        tiles = rows[: len(rows) // num_rows * num_rows].split(num_rows)
+        tiles = torch.split(rows[: len(rows) // num_rows * num_rows], num_rows)
         return torch.cat([compute(tile) for tile in tiles])
 
     reference = in_tiles(ONEDNN_TILES.max_rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
@@ -40,6 +41,8 @@ from router.verifier_pool import NOT_READY_RETRY_S
 SESSION_HEADERS = ("x-session-affinity", "x-correlation-id")
 """One value per conversation; requests that share it go to one verifier."""
 MAX_SESSION_LEN = 256
+INLINE_BYTES = 1 << 18
+"""Larger bodies are parsed beside the event loop."""
 
 Parsed = TypeVar("Parsed", bound=Schema)
 Handler = Callable[[Request], Awaitable[Response]]
@@ -206,7 +209,9 @@ class _Api:
             request.headers.get("content-length"),
             self._service.config.limits.max_body_bytes,
         )
-        return parse(schema, parse_json_object(body))
+        if len(body) <= INLINE_BYTES:
+            return parse(schema, parse_json_object(body))
+        return await asyncio.to_thread(lambda: parse(schema, parse_json_object(body)))
 
 
 def _session(headers: Headers) -> str | None:

@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 from cluster.errors import InvalidRequestError, PayloadTooLargeError
 
 MAX_DEPTH = 32
+MAX_KEYS = 4096
+"""Of one object; no field needs more."""
 
 
 async def read_body(
@@ -57,6 +59,8 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result = dict(pairs)
+    if len(pairs) > MAX_KEYS:
+        raise InvalidRequestError(f"an object of the body has over {MAX_KEYS} keys")
     if len(result) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
         raise InvalidRequestError(f"the body names the key {twice!r} twice", param=twice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -98,11 +98,12 @@ class ReplyResponse(Response):
         await response({"type": "http"}, _nothing, send)
 
     async def _fail(self, send: Send, error: PacelineError) -> None:
-        if self._started:
-            data = openai_format.event(openai_error_body(error))
-            await send({"type": "http.response.body", "body": data, "more_body": False})
-        else:
-            await self._send_all(send, error_response(error))
+        with suppress(OSError):  # the client is gone meanwhile
+            if self._started:
+                data = openai_format.event(openai_error_body(error))
+                await send({"type": "http.response.body", "body": data, "more_body": False})
+            else:
+                await self._send_all(send, error_response(error))
 
 
 def json_response(value: Json, status: int = 200) -> Response:

@@ -77,6 +77,8 @@ class ChatMessage(Schema):
     """One turn. Replies of this server can be sent back as they are."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
+    type: Literal["text", "message"] | None = None
+    """Changes nothing; lm-eval sends it."""
     content: str | Annotated[list[TextPart], FAIL_FAST] | None = None
     name: str | None = None
     tool_call_id: str | None = None

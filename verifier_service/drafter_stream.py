@@ -22,7 +22,8 @@ from cluster.types import Member
 HANDSHAKE_TIMEOUT_S = 5.0
 WRITE_TIMEOUT_S = 2.0
 """A drafter that takes no message for this long is lost."""
-STATUS_TIMEOUT_S = 1.0
+MAX_BATCH_BYTES = 2 << 20
+"""Of one message from a drafter: drafts are small, and a larger one would hold up the loop."""
 
 DraftCall = grpc.aio.StreamStreamCall[drafting_pb2.TargetBatch, drafting_pb2.DrafterBatch]
 
@@ -51,7 +52,7 @@ class StreamOwner(Protocol):
 
 async def run_stream(member: Member, hello: TargetHello, owner: StreamOwner) -> None:
     """Serve one stream until it ends. Raises StreamLostError, always."""
-    channel = open_channel(member.address)
+    channel = open_channel(member.address, max_receive_bytes=MAX_BATCH_BYTES)
     try:
         call: DraftCall = drafting_pb2_grpc.DraftingStub(channel).Draft()  # type: ignore[no-untyped-call]
         drafter_hello = await _shake_hands(call, member, hello)

@@ -348,8 +348,8 @@ def encode_drafter_batch(batch: DrafterBatch) -> drafting_pb2.DrafterBatch:
 
 
 def decode_drafter_batch(message: drafting_pb2.DrafterBatch) -> DrafterBatch:
-    """A draft whose node fields differ in length keeps no nodes and is marked by parent -2, so
-    that the trie counts it as malformed and the session goes on."""
+    """A draft whose node fields differ in length, or that has over MAX_DRAFT_NODES, keeps no nodes
+    and is marked by parent -2, so that the trie counts it as malformed and the session goes on."""
     hello = None
     if message.HasField("hello"):
         hello = DrafterHello(
@@ -391,7 +391,7 @@ def _encode_draft(item: SessionDraft) -> drafting_pb2.SessionDraft:
 
 def _decode_draft(item: drafting_pb2.SessionDraft) -> SessionDraft:
     num_nodes = len(item.token_ids)
-    if len(item.parents) == num_nodes == len(item.confidences):
+    if len(item.parents) == num_nodes == len(item.confidences) and num_nodes <= MAX_DRAFT_NODES:
         nodes = tuple(map(DraftNode, item.token_ids, item.parents, item.confidences))
     else:
         nodes = (DraftNode(0, MALFORMED_PARENT, 0.0),)
@@ -400,6 +400,8 @@ def _decode_draft(item: drafting_pb2.SessionDraft) -> SessionDraft:
     )
 
 
+MAX_DRAFT_NODES = 1_024
+"""In one draft; a longer one is not worth its decoding."""
 MALFORMED_PARENT = -2
 """No node has this parent; a draft that holds it is malformed."""
 

@@ -40,6 +40,8 @@ CHAT: list[tuple[Any, int, str | None]] = [
     (f'{{"model": "tiny", "metadata": {NESTED}}}'.encode(), 400, None),
     (b'{"a":' * 100_000, 400, None),
     (b'{"model": "tiny", "messages": [{"role": "user", "content": "\\ud83d"}]}', 400, None),
+    ({f"k{index}": 0 for index in range(5000)}, 400, None),
+    ({"model": "tiny", "metadata": {f"k{index}": "" for index in range(5000)}}, 400, None),
     ({}, 400, "model"),
     ({"model": "tiny"}, 400, "messages"),
     ({"model": "other", "messages": HI}, 404, "model"),

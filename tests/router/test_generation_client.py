@@ -114,7 +114,7 @@ async def test_a_lost_verifier_fails_its_requests_within_milliseconds() -> None:
             with pytest.raises(UpstreamLostError):
                 async for _ in stream:
                     pass
-        assert time.perf_counter() - killed < 0.5
+        assert time.perf_counter() - killed < 1.0
         await killing
         assert client.num_in_flight == 0
         with pytest.raises(UpstreamLostError):

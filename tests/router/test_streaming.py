@@ -150,8 +150,7 @@ async def test_the_first_text_leaves_at_once() -> None:
     ):
         started = time.perf_counter()
         times = [time.perf_counter() - started async for _ in reply.deltas()]
-    assert times[0] < 0.15
-    assert times[-1] - times[0] > 0.25
+    assert times[0] < times[-1] / 2
 
 
 def _request(**fields: Any) -> Any:
@@ -294,7 +293,7 @@ async def test_an_error_after_the_first_byte_is_in_the_stream() -> None:
 @pytest.mark.parametrize("n", [1, 2])
 async def test_the_deadline_is_504(n: int) -> None:
     verifier = ScriptedVerifier(endless(), step_s=0.02)
-    config = RouterConfig(request_timeout_s=0.15)
+    config = RouterConfig(request_timeout_s=0.5)
     async with deploy(verifier, config=config) as deployment:
         response = await deployment.chat(n=n)
         assert response.status_code == 504
@@ -336,5 +335,5 @@ async def test_a_large_prompt_does_not_stop_other_streams() -> None:
         await asyncio.sleep(0.02)
         started = time.perf_counter()
         assert (await deployment.client.get("/health/live")).status_code == 200
-        assert time.perf_counter() - started < 0.2
+        assert time.perf_counter() - started < 0.5
         assert (await large).status_code == 400

@@ -1,0 +1,531 @@
+"""The model drafter's law: a draft is what its model would decode, whatever else it does."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import random
+
+import grpc
+import pytest
+import torch
+from pydantic import ValidationError
+
+from cluster.config import DrafterConfig, KVCacheConfig, ModelConfig
+from cluster.fingerprint import vocabulary_fingerprint
+from cluster.protocol.messages import TargetHello
+from cluster.types import SamplingParams
+from drafter_service.__main__ import _config
+from drafter_service.model_drafter import ModelDrafter
+from drafter_service.service import DrafterService
+from engine.drafting.interface import DraftRequest, DraftSession
+from engine.loader import load_model
+from engine.model_runner import ModelRunner, SequenceSlice
+from tests.support.raw_verifier import RawVerifier, opening
+from tests.support.reference import decode
+from tests.support.scripted_target import VOCAB_SIZE, ScriptedRunner, hashed_law
+from tests.support.tiny_models import SPECIAL_TOKENS, make_tiny_model, save_tokenizer
+
+GREEDY = SamplingParams(temperature=0.0)
+SAMPLINGS = [
+    GREEDY,
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.6, top_p=0.9),
+    SamplingParams(temperature=0.8, top_k=5),
+]
+LAW = hashed_law(sharpness=8.0)
+
+
+class CountingRunner(ScriptedRunner):
+    """Counts the tokens it is fed; fails when told to."""
+
+    def __init__(self, law=LAW, **fields):
+        super().__init__(law, **fields)
+        self.num_fed = 0
+        self.num_failures = 0
+
+    def forward(self, slices):
+        if self.num_failures:
+            self.num_failures -= 1
+            raise MemoryError("told to by the test")
+        self.num_fed += sum(len(part.token_ids) for part in slices)
+        return super().forward(slices)
+
+    def fed_by(self, action):
+        """How many tokens `action` feeds."""
+        before = self.num_fed
+        action()
+        return self.num_fed - before
+
+
+class Sessions:
+    """A model drafter, what it was told, and what it should say."""
+
+    def __init__(self, drafter, runner, law):
+        self.drafter, self.runner, self.law = drafter, runner, law
+        self.sessions = {}
+        self.committed = {}
+        self.num_begun = 0
+
+    @classmethod
+    def scripted(cls, *, max_step_tokens=32, law=LAW, **fields):
+        runner = CountingRunner(law, **fields)
+        return cls(ModelDrafter(runner, max_step_tokens=max_step_tokens), runner, law)
+
+    def begin(self, token_ids, sampling=GREEDY):
+        self.num_begun += 1
+        key = self.num_begun
+        session = DraftSession(key, tuple(token_ids), len(token_ids), 1000 + key, sampling)
+        self.sessions[key], self.committed[key] = session, list(token_ids)
+        self.drafter.begin(session)
+        return key
+
+    def extend(self, key, token_ids):
+        self.drafter.extend(key, token_ids)
+        self.committed[key] += token_ids
+        self.check()
+
+    def end(self, key):
+        self.drafter.end(key)
+        del self.sessions[key], self.committed[key]
+        self.check()
+
+    def continuation(self, key, num_tokens):
+        """What the model decodes, token after token."""
+        session = self.sessions[key]
+        return decode(
+            self.law,
+            self.committed[key],
+            max_tokens=num_tokens,
+            sampling=session.sampling,
+            request_key=session.request_key,
+            stop_ids=frozenset(),
+            max_len=10_000,
+        )
+
+    def draft(self, *keys, num_tokens=4):
+        """Token ids per session, checked against the law."""
+        requests = [DraftRequest(key, num_tokens) for key in keys]
+        chains = []
+        for key, nodes in zip(keys, self.drafter.draft(requests), strict=True):
+            assert [node.parent for node in nodes] == list(range(-1, len(nodes) - 1))
+            assert all(0.0 < node.confidence <= 1.0 for node in nodes)
+            chain = [node.token_id for node in nodes]
+            assert chain == self.continuation(key, len(chain))
+            assert len(chain) <= num_tokens
+            chains.append(chain)
+        self.check()
+        return chains
+
+    def accept(self, key, num_accepted, *, bonus=True):
+        """Commit the first tokens of the true continuation and one more, right or wrong."""
+        *accepted, right = self.continuation(key, num_accepted + 1)
+        self.extend(key, [*accepted, right if bonus else (right + 1) % 3 + 3])
+
+    def check(self):
+        self.runner.kv.check()
+
+    def end_all(self):
+        for key in list(self.sessions):
+            self.end(key)
+        assert self.runner.kv.num_used_blocks == 0
+
+
+# --- the law -----------------------------------------------------------------------------------
+
+
+def work(rng, sessions, num_operations, longest_prompt, lowest_id, highest_id):
+    """Random begins, extensions that agree or not, drafts of random batches, and ends."""
+    num_drafted = 0
+    for _ in range(num_operations):
+        open_keys = list(sessions.sessions)
+        match rng.choice(["begin", "extend", "extend", "draft", "draft", "draft", "end"]):
+            case "begin" if len(open_keys) < 6:
+                prompt = [
+                    rng.randint(lowest_id, highest_id)
+                    for _ in range(rng.randint(1, longest_prompt))
+                ]
+                sessions.begin(prompt, rng.choice(SAMPLINGS))
+            case "extend" if open_keys:
+                sessions.accept(rng.choice(open_keys), rng.randint(0, 5), bonus=rng.random() < 0.5)
+            case "draft" if open_keys:
+                keys = rng.sample(open_keys, rng.randint(1, len(open_keys)))
+                chains = sessions.draft(*keys, num_tokens=rng.randint(0, 6))
+                num_drafted += sum(map(len, chains))
+            case "end" if open_keys and rng.random() < 0.3:
+                sessions.end(rng.choice(open_keys))
+    sessions.end_all()
+    return num_drafted
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_drafts_are_what_the_model_would_decode(seed):
+    """Batches, orders, rejections and evictions of every kind; pools from ample to far too small."""
+    rng = random.Random(seed)
+    block_size = rng.choice([1, 3, 8])
+    sessions = Sessions.scripted(
+        max_step_tokens=rng.choice([1, 5, 32]),
+        num_blocks=rng.choice([20, 60, 400]) // block_size,
+        block_size=block_size,
+    )
+    assert work(rng, sessions, 80, 40, 3, VOCAB_SIZE - 1) > 0
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory):
+    folder = make_tiny_model(tmp_path_factory.mktemp("model"), max_position_embeddings=256)
+    return load_model(ModelConfig(source=str(folder), dtype="float32"))
+
+
+@pytest.fixture(scope="module")
+def model_law(tiny_model):
+    """The model computed afresh for every prefix."""
+    runner = ModelRunner(tiny_model, KVCacheConfig(num_blocks=1, block_size=256))
+    known = {}
+
+    def law(prefix):
+        if prefix not in known:
+            cache = runner.kv.open()
+            runner.kv.reserve(cache, len(prefix))
+            logits = runner.forward([SequenceSlice(cache.block_table, 0, prefix, 1)])
+            runner.kv.close(cache)
+            known[prefix] = logits[0].tolist()
+        return known[prefix]
+
+    return law
+
+
+@pytest.mark.parametrize(("num_blocks", "max_step_tokens"), [(200, 32), (8, 5)])
+def test_drafts_of_a_real_model_are_what_it_would_decode(
+    tiny_model, model_law, num_blocks, max_step_tokens
+):
+    runner = ModelRunner(tiny_model, KVCacheConfig(num_blocks=num_blocks, block_size=8))
+    drafter = ModelDrafter(runner, max_step_tokens=max_step_tokens)
+    sessions = Sessions(drafter, runner, model_law)
+    assert work(random.Random(num_blocks), sessions, 70, 30, 3, 127) > 50
+
+
+def test_a_session_that_was_not_begun_is_a_key_error():
+    sessions = Sessions.scripted()
+    key = sessions.begin([3, 4])
+    sessions.end(key)
+    for call in (
+        lambda: sessions.drafter.draft([DraftRequest(key, 4)]),
+        lambda: sessions.drafter.extend(key, [5]),
+        lambda: sessions.drafter.end(key),
+    ):
+        with pytest.raises(KeyError):
+            call()
+
+
+def test_confidence_is_the_probability_of_the_token(tiny_model, model_law):
+    runner = ModelRunner(tiny_model, KVCacheConfig(num_blocks=20))
+    sessions = Sessions(ModelDrafter(runner), runner, model_law)
+    key = sessions.begin([3, 4, 5], SamplingParams(temperature=0.5))
+    [nodes] = sessions.drafter.draft([DraftRequest(key, 5)])
+    prefix = (3, 4, 5)
+    for node in nodes:
+        probs = torch.softmax(torch.tensor(model_law(prefix)) / 0.5, dim=-1)
+        assert node.confidence == pytest.approx(float(probs[node.token_id]), rel=1e-4)
+        prefix = (*prefix, node.token_id)
+    sure = sessions.begin([3, 4, 5], SamplingParams(temperature=1.0, top_k=1))
+    [nodes] = sessions.drafter.draft([DraftRequest(sure, 3)])
+    assert [node.confidence for node in nodes] == [1.0] * 3
+
+
+# --- nothing is computed twice -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_accepted_rounds_compute_each_token_once(sampling):
+    """G1: the last drafted token's KV is computed in the next round, and only then."""
+    sessions = Sessions.scripted()
+    key = sessions.begin(range(3, 13), sampling)
+    for _ in range(20):
+        assert len(sessions.draft(key)[0]) == 4
+        sessions.accept(key, 4)
+    assert sessions.runner.num_fed == len(sessions.committed[key]) - 2
+    sessions.end_all()
+
+
+def test_a_correction_costs_what_was_rejected():
+    sessions = Sessions.scripted()
+    key = sessions.begin(range(3, 13))
+    sessions.draft(key)
+    sessions.accept(key, 2, bonus=False)
+    # The correction, and three of the four tokens drafted after it.
+    assert sessions.runner.fed_by(lambda: sessions.draft(key)) == 4
+
+
+def test_what_is_not_contradicted_is_still_a_draft():
+    """Commits within the tail: a plain step's token, or a verifier that took only some."""
+    sessions = Sessions.scripted()
+    key = sessions.begin(range(3, 13))
+    sessions.draft(key, num_tokens=6)
+    sessions.accept(key, 2)
+    assert sessions.runner.fed_by(lambda: sessions.draft(key, num_tokens=3)) == 0
+    assert sessions.runner.fed_by(lambda: sessions.draft(key, num_tokens=4)) == 1
+    sessions.accept(key, 0, bonus=False)
+    assert sessions.runner.fed_by(lambda: sessions.draft(key, num_tokens=4)) == 4
+
+
+def test_tokens_that_came_without_drafts_are_caught_up_on():
+    """L3: a stretch of plain steps, told one by one or all at once."""
+    sessions = Sessions.scripted()
+    key = sessions.begin(range(3, 13))
+    sessions.draft(key)
+    for _ in range(30):
+        sessions.accept(key, 0)
+    assert len(sessions.draft(key)[0]) == 4
+    sessions.accept(key, 29, bonus=False)
+    assert len(sessions.draft(key)[0]) == 4
+
+
+# --- room --------------------------------------------------------------------------------------
+
+
+def test_the_session_used_least_recently_makes_room():
+    sessions = Sessions.scripted(num_blocks=12, block_size=4)
+    first, second, third = (sessions.begin([token] * 12) for token in (3, 4, 5))
+    for key in (first, second, third, first):
+        sessions.draft(key)
+    sessions.draft(sessions.begin([6] * 10))
+    assert sessions.runner.fed_by(lambda: sessions.draft(first)) == 0
+    assert sessions.runner.fed_by(lambda: sessions.draft(third)) == 0
+    sessions.accept(second, 4)
+    assert sessions.runner.fed_by(lambda: sessions.draft(second)) == 12 + 5 + 3
+    sessions.end_all()
+
+
+def test_what_does_not_fit_beside_the_first_waits_for_its_turn():
+    """Two sessions of which the pool holds one: the first of a call is always served."""
+    sessions = Sessions.scripted(num_blocks=4, block_size=4)
+    one, two = sessions.begin([3] * 10), sessions.begin([4] * 10)
+    for keys in ((one, two), (two, one)) * 3:
+        chains = sessions.draft(*keys)
+        assert len(chains[0]) == 4
+        for key in keys:
+            sessions.accept(key, 0, bonus=False)
+        if len(sessions.committed[one]) > 12:
+            break
+    sessions.end_all()
+
+
+@pytest.mark.parametrize("max_model_len", [16, 1000])
+def test_a_session_that_outgrows_the_drafter_drafts_nothing(max_model_len):
+    """J2, J6: its window, or its pool; the others go on."""
+    sessions = Sessions.scripted(num_blocks=4, block_size=4, max_model_len=max_model_len)
+    assert sessions.drafter.max_context_len == 16
+    long, short = sessions.begin([3] * 11), sessions.begin([4])
+    lengths = []
+    for _ in range(8):
+        lengths.append(len(sessions.draft(long)[0]))
+        assert len(sessions.draft(short, long)[0]) == 4
+        sessions.extend(long, [7])
+    assert lengths == [4, 4, 3, 2, 1, 0, 0, 0]
+    huge = sessions.begin([5] * 500)
+    assert sessions.draft(huge, short) == [[], sessions.continuation(short, 4)]
+    sessions.end_all()
+
+
+def test_near_full_prompts_one_after_another():
+    """H2."""
+    sessions = Sessions.scripted(num_blocks=10, block_size=4)
+    for _ in range(3):
+        key = sessions.begin([3] * 36)
+        assert len(sessions.draft(key)[0]) == 4
+        sessions.end(key)
+        assert sessions.runner.kv.num_used_blocks == 0
+
+
+def test_a_long_prompt_holds_up_nobody():
+    sessions = Sessions.scripted(max_step_tokens=8, num_blocks=100, block_size=4)
+    short = sessions.begin([3] * 5)
+    long = sessions.begin([4] * 150)
+    sessions.draft(short)
+    chains, num_calls = [(), ()], 0
+    while not chains[0]:
+        sessions.accept(short, 4)
+        before = sessions.runner.num_forwards
+        chains = sessions.draft(long, short)
+        assert len(chains[1]) == 4
+        assert sessions.runner.num_forwards - before <= 4
+        assert sessions.runner.max_rows <= 8
+        num_calls += 1
+    assert num_calls == pytest.approx(150 / (4 * 6.75), abs=1)
+
+
+def test_a_call_is_bounded_even_if_there_are_only_long_prompts():
+    sessions = Sessions.scripted(max_step_tokens=2, num_blocks=100, block_size=4, max_model_len=400)
+    key = sessions.begin([3] * 150)
+    chain, num_calls = [], 0
+    while len(chain) < 4:
+        before = sessions.runner.num_forwards
+        [chain] = sessions.draft(key)
+        assert sessions.runner.num_forwards - before <= 36
+        num_calls += 1
+    assert num_calls == 3
+
+
+# --- what the model cannot read or say ---------------------------------------------------------
+
+
+def test_a_context_outside_the_vocabulary_drafts_nothing():
+    """K1: a target that is padded further may emit ids that the draft model has no row for."""
+    sessions = Sessions.scripted()
+    mute, sound = sessions.begin([3, VOCAB_SIZE]), sessions.begin([4, 5])
+    later = sessions.begin([4, 5])
+    assert list(map(len, sessions.draft(mute, sound, later))) == [0, 4, 4]
+    sessions.extend(later, [VOCAB_SIZE + 100])
+    sessions.extend(mute, [3])
+    assert list(map(len, sessions.draft(mute, sound, later))) == [0, 4, 0]
+    sessions.end_all()
+
+
+def test_ids_that_the_tokenizer_does_not_know_are_not_proposed():
+    """K1 the other way round: a draft model that is padded further than the target may be."""
+    runner = CountingRunner(hashed_law(sharpness=8.0))
+    sessions = Sessions(ModelDrafter(runner, vocab_size=30, max_step_tokens=32), runner, runner.law)
+    lengths = []
+    for token in range(3, 30):
+        key = sessions.begin([token])
+        for _ in range(2):  # The same, however often it is asked.
+            [chain] = sessions.draft(key, num_tokens=8)
+        told = sessions.continuation(key, 8)
+        known = [token_id < 30 for token_id in told]
+        assert len(chain) == ([*known, False]).index(False)
+        lengths.append(len(chain))
+    assert 0 < sum(lengths) < 8 * len(lengths)
+    sessions.end_all()
+
+
+def test_logits_that_are_not_finite_cost_their_own_session():
+    def law(prefix):
+        return [math.nan] * VOCAB_SIZE if prefix[0] == 9 else LAW(prefix)
+
+    sessions = Sessions.scripted(law=law)
+    poisoned, sound = sessions.begin([9, 9]), sessions.begin([4, 5])
+    for _ in range(3):
+        assert list(map(len, sessions.draft(poisoned, sound))) == [0, 4]
+        sessions.extend(poisoned, [3])
+        sessions.accept(sound, 4)
+    sessions.end_all()
+
+
+def test_a_forward_that_fails_leaves_nothing_behind():
+    sessions = Sessions.scripted()
+    keys = [sessions.begin([token, 7, 8]) for token in range(3, 6)]
+    sessions.draft(*keys)
+    for key in keys:
+        sessions.accept(key, 4)
+    for num_failures in (1, 2):
+        sessions.runner.num_failures = num_failures
+        for _ in range(num_failures):
+            with pytest.raises(MemoryError):
+                sessions.draft(*keys)
+            sessions.check()
+        assert list(map(len, sessions.draft(*keys))) == [4] * 3
+        for key in keys:
+            sessions.accept(key, 1, bonus=False)
+    sessions.end_all()
+
+
+# --- configuration and handshake ---------------------------------------------------------------
+
+
+def test_kind_model_needs_a_model():
+    with pytest.raises(ValidationError, match=r"kind model needs .* model\.source"):
+        DrafterConfig(kind="model")
+    assert DrafterConfig(kind="model", model=ModelConfig()).model is not None
+
+
+def test_the_command_line_goes_over_the_file(tmp_path):
+    file = tmp_path / "drafter.yaml"
+    file.write_text("kind: ngram\nmodel: {source: elsewhere, dtype: float32}\n")
+    args = argparse.Namespace(config=file, kind="model", model="here", port=0)
+    config = _config(args)
+    assert (config.kind, config.model) == ("model", ModelConfig(source="here", dtype="float32"))
+    args = argparse.Namespace(config=None, kind=None, model=None, port=7070)
+    assert _config(args) == DrafterConfig(rpc={"port": 7070})
+
+
+@contextlib.asynccontextmanager
+async def serving(folder, **model):
+    config = DrafterConfig(
+        kind="model",
+        model=ModelConfig(source=str(folder), dtype="float32", **model),
+        kv_cache=KVCacheConfig(num_blocks=40),
+    )
+    service = await DrafterService.start(config, host="127.0.0.1")
+    try:
+        yield service
+    finally:
+        await service.stop(0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model that is padded beyond its tokenizer."""
+    folder = make_tiny_model(tmp_path_factory.mktemp("padded"), vocab_size=160)
+    save_tokenizer(folder, 128)
+    return folder
+
+
+def hello_of(tokenizer_folder) -> TargetHello:
+    tokenizer_json = (tokenizer_folder / "tokenizer.json").read_text()
+    return TargetHello("verifier", "target", vocabulary_fingerprint(tokenizer_json))
+
+
+async def test_a_model_drafter_says_what_it_is(folder):
+    async with (
+        serving(folder, name="small", max_model_len=300) as service,
+        RawVerifier(service.address, hello_of(folder)) as verifier,
+    ):
+        assert verifier.hello.drafter == service.name == "small"
+        assert verifier.hello.max_context_len == 300
+        assert verifier.hello.vocabulary == hello_of(folder).vocabulary
+        await verifier.open(opening(1, (5, 6, 7)))
+        assert (await verifier.draft(1, 3)).draft.nodes
+
+
+async def test_vocabularies_must_be_equal_and_padding_does_not_count(folder, tmp_path):
+    """K1, K2, K4: the same tokenizer fits whatever the models' padding; one that means something
+    else by any id does not, be it only the end of a sequence."""
+    padded_less, other = tmp_path / "less", tmp_path / "other"
+    for path in (padded_less, other):
+        path.mkdir()
+        save_tokenizer(path, 128)
+    file = other / "tokenizer.json"
+    fields = json.loads(file.read_text())
+    bos, eos = SPECIAL_TOKENS[1:]
+    vocab = fields["model"]["vocab"]
+    vocab[bos], vocab[eos] = vocab[eos], vocab[bos]
+    for token in fields["added_tokens"]:
+        token["id"] = vocab[token["content"]]
+    file.write_text(json.dumps(fields))
+    async with serving(folder) as service:
+        async with RawVerifier(service.address, hello_of(padded_less)) as verifier:
+            assert verifier.hello is not None
+        for hello in (hello_of(other), TargetHello("verifier", "target", "")):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await RawVerifier(service.address, hello).__aenter__()
+            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert "vocabulary" in caught.value.details()
+
+
+async def test_a_session_over_the_window_is_refused_alone(folder):
+    """J2: the verifier learns that this drafter is not for that sequence, and goes on without."""
+    async with (
+        serving(folder, max_model_len=16) as service,
+        RawVerifier(service.address, hello_of(folder)) as verifier,
+    ):
+        await verifier.open(opening(1, (5,) * 14), opening(2, (6,) * 3), opening(3, (7,) * 40))
+        assert (await verifier.error(3)).kind == "InvalidRequestError"
+        assert len((await verifier.draft(1, 14)).draft.nodes) == 2
+        await verifier.commit((1, 14, (8, 9)))
+        assert (await verifier.draft(1, 16)).draft.nodes == ()
+        await verifier.commit((1, 16, (10,)), (2, 3, (11,)))
+        assert (await verifier.error(1)).kind == "InvalidRequestError"
+        assert (await verifier.draft(2, 4)).draft.nodes

@@ -1,0 +1,154 @@
+"""The same on a real model in bf16: every drafter, and none, gives the same ids.
+
+Nothing is forgiven: the engine computes a row in shapes that agree on this machine, so that near
+ties fall the same way in every batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from tokenizers import Tokenizer
+
+from cluster.config import EMBEDDED_MODEL
+from cluster.types import GenerationRequest, Path, SamplingParams
+from tests.support import prompts
+from tests.support.drafter_process import DrafterProcess
+from tests.support.generation import during, running_verifier
+from tests.support.scripted_drafter import ScriptedDrafter, noise
+
+NUM_TOKENS = 20
+SEEDED = [
+    SamplingParams(temperature=0.3),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=1.0, top_p=0.9),
+]
+
+
+def requests(card, tag: str, num_tokens: int = NUM_TOKENS) -> list[GenerationRequest]:
+    """Every prompt greedy and seeded; chat prompts in the model's chat form."""
+    tokenizer = Tokenizer.from_str(card.tokenizer_json)
+    made = []
+    for index, prompt in enumerate(prompts.ALL):
+        if prompt in prompts.CHAT + prompts.LISTS:
+            prompt = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
+        token_ids = tuple(tokenizer.encode(prompt).ids)
+        for sampling in (SamplingParams(temperature=0.0), SEEDED[index % len(SEEDED)]):
+            request = GenerationRequest(
+                request_id=f"{tag}-{len(made)}",
+                request_key=1000 + index,
+                prompt_ids=token_ids,
+                sampling=sampling,
+                max_tokens=num_tokens,
+            )
+            made.append(request)
+    return made
+
+
+def ids(answers):
+    return [answer.token_ids for answer in answers]
+
+
+def test_the_prompts_are_of_every_kind():
+    assert len(prompts.ALL) >= 40
+
+
+@pytest.fixture(scope="module")
+def loop_verifier():
+    """One loaded model for the whole module, on a loop of its own."""
+    loop = asyncio.new_event_loop()
+    context = running_verifier(EMBEDDED_MODEL, num_blocks=1200)
+    verifier = loop.run_until_complete(context.__aenter__())
+    expected = loop.run_until_complete(
+        verifier.generate(requests(verifier.service.card, "plain"), path=Path.PLAIN)
+    )
+    yield loop, verifier, ids(expected)
+    loop.run_until_complete(context.__aexit__(None, None, None))
+    loop.close()
+
+
+def test_alone_is_as_in_a_batch(loop_verifier):
+    loop, verifier, expected = loop_verifier
+
+    async def run():
+        for index, request in enumerate(requests(verifier.service.card, "alone")):
+            if index % 7 == 0:
+                answers = await verifier.generate([request], path=Path.PLAIN)
+                assert ids(answers) == [expected[index]], request
+
+    loop.run_until_complete(run())
+
+
+def test_ngram_drafts_change_nothing(loop_verifier):
+    loop, verifier, expected = loop_verifier
+
+    async def run():
+        async with DrafterProcess() as drafter:
+            await verifier.use_drafters(drafter.member)
+            answers = await verifier.generate(requests(verifier.service.card, "ngram"))
+        assert ids(answers) == expected
+        assert sum(answer.stats.num_accepted_tokens for answer in answers) > 100
+
+    loop.run_until_complete(run())
+
+
+def test_garbage_changes_nothing(loop_verifier):
+    loop, verifier, expected = loop_verifier
+
+    async def run():
+        async with ScriptedDrafter(noise(verifier.service.card.vocab_size)) as drafter:
+            await verifier.use_drafters(drafter.member)
+            # Short ones: each wrong token costs a row of the forward.
+            garbage = requests(verifier.service.card, "garbage")
+            shallow = [replace(request, num_speculative_tokens=2) for request in garbage]
+            answers = await verifier.generate(shallow)
+        assert ids(answers) == expected
+        assert sum(answer.stats.num_draft_tokens for answer in answers) > 100
+
+    loop.run_until_complete(run())
+
+
+def test_a_killed_drafter_changes_nothing(loop_verifier):
+    loop, verifier, expected = loop_verifier
+
+    async def run():
+        accepted = asyncio.Event()
+
+        def watch(event):
+            if any(event.drafted):
+                accepted.set()
+
+        async with DrafterProcess() as drafter:
+            await verifier.use_drafters(drafter.member)
+            answers = await during(
+                verifier.generate(requests(verifier.service.card, "killed"), on_tokens=watch),
+                accepted,
+                drafter.kill,
+            )
+        assert ids(answers) == expected
+
+    loop.run_until_complete(run())
+
+
+def test_a_copy_task_is_drafted_well(loop_verifier):
+    """Three tokens a step and more where the answer repeats the prompt."""
+    loop, verifier, _ = loop_verifier
+
+    async def run():
+        tokenizer = Tokenizer.from_str(verifier.service.card.tokenizer_json)
+        request = GenerationRequest(
+            request_id="copy",
+            request_key=1,
+            prompt_ids=tuple(tokenizer.encode(prompts.COPY_TASK).ids),
+            sampling=SamplingParams(temperature=0.0),
+            max_tokens=60,
+        )
+        async with DrafterProcess() as drafter:
+            assert drafter.member.pid
+            await verifier.use_drafters(drafter.member)
+            [answer] = await verifier.generate([request])
+        assert len(answer.token_ids) / answer.stats.num_steps >= 3, answer
+
+    loop.run_until_complete(run())

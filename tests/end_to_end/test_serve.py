@@ -1,0 +1,161 @@
+"""The whole system as a newcomer starts it, used through OpenAI's SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from tests.support import prompts
+from tests.support.local_system import STOP_TIMEOUT_S, LocalSystem
+from tests.support.polling import eventually
+
+MODEL = "smollm2-135m-instruct"
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module")
+def system():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with LocalSystem(port=port) as running:
+        yield running
+
+
+@pytest.fixture
+def client(system):
+    return openai.OpenAI(base_url=f"{system.url}/v1", api_key="unused", max_retries=0)
+
+
+def speculation(mode):
+    return {"speculation": {"mode": mode}}
+
+
+def test_the_model_is_listed(client):
+    [model] = client.models.list().data
+    assert model.id == MODEL
+
+
+def test_chat(client):
+    reply = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "What is the capital of France?"}],
+        temperature=0,
+        max_tokens=30,
+    )
+    assert "Paris" in reply.choices[0].message.content
+    assert reply.usage.completion_tokens <= 30
+    assert reply.choices[0].finish_reason == "stop"
+
+
+def test_a_chat_stream_is_the_same_text(client):
+    request = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Name three colours."}],
+        "seed": 11,
+        "max_tokens": 40,
+    }
+    whole = client.chat.completions.create(**request)
+    chunks = list(
+        client.chat.completions.create(
+            **request, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_completions_speculative_and_plain_are_the_same_text(client):
+    request = {"model": MODEL, "prompt": prompts.COPY_TASK, "max_tokens": 60, "temperature": 0}
+    drafted = client.completions.create(**request, extra_body=speculation("on"))
+    plain = client.completions.create(**request, extra_body=speculation("off"))
+    assert drafted.choices[0].text == plain.choices[0].text
+    spent = drafted.model_extra["speculation"]
+    assert spent["path"] == "speculative"
+    assert 60 / spent["num_steps"] >= 3, spent
+    assert plain.model_extra["speculation"]["num_draft_tokens"] == 0
+
+
+def test_drafts_cross_between_two_processes(client, system):
+    client.completions.create(model=MODEL, prompt=prompts.COPY_TASK, extra_body=speculation("on"))
+    report = system.cluster()
+    [verifier], [drafter] = report["verifiers"], report["drafters"]
+    assert verifier["pid"] != drafter["pid"]
+    assert psutil.pid_exists(verifier["pid"])
+    assert psutil.pid_exists(drafter["pid"])
+    assert verifier["address"] != drafter["address"]
+    assert drafter["acceptance_rate"] > 0
+
+
+def test_bad_requests_are_told_what_is_wrong(client):
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.chat.completions.create(model=MODEL, messages=[], max_tokens=5)
+    assert refused.value.body["param"] == "messages"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="gpt-4", prompt="x")
+
+
+async def test_clients_that_leave_free_everything_within_a_second(system):
+    async def leave(delay_s):
+        async with httpx.AsyncClient(timeout=30) as http:
+            body = {"model": MODEL, "prompt": "Once", "max_tokens": 500, "stream": True}
+            async with http.stream("POST", f"{system.url}/v1/completions", json=body) as response:
+                assert response.status_code == 200
+                await asyncio.sleep(delay_s)
+
+    await asyncio.gather(*(leave(0.1 * index) for index in range(12)))
+
+    def freed():
+        report = system.cluster()
+        [verifier], [drafter] = report["verifiers"], report["drafters"]
+        busy = verifier["running"] + verifier["waiting"] + verifier["kv_blocks_used"]
+        return busy == drafter["sessions"] == 0
+
+    await eventually(freed, 1.5)  # The report itself may be a tick old.
+
+
+def test_a_drafter_replica_killed_in_the_middle_of_an_answer(client, system):
+    request = {"model": MODEL, "prompt": prompts.COPY_TASK, "max_tokens": 200, "temperature": 0}
+    whole = client.completions.create(**request, extra_body=speculation("off"))
+    [drafter] = system.cluster()["drafters"]
+    stream = client.completions.create(
+        **request, stream=True, extra_body={"speculation": {"mode": "on", "trace": True}}
+    )
+    text = next(iter(stream)).choices[0].text
+    victim = psutil.Process(drafter["pid"])
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.wait(5)
+    text += "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
+    assert text == whole.choices[0].text
+
+
+def test_a_new_drafter_replica_is_found_and_used(client, system):
+    deadline = time.monotonic() + 60
+    while True:
+        reply = client.completions.create(
+            model=MODEL, prompt=prompts.COPY_TASK, temperature=0, extra_body=speculation("on")
+        )
+        if reply.model_extra["speculation"]["num_accepted_tokens"] > 0:
+            break
+        assert time.monotonic() < deadline, system.cluster()
+        time.sleep(0.5)
+
+
+def test_ctrl_c_leaves_no_process_behind(system):
+    """Last in this file: it stops the system that the others use."""
+    processes = system.processes()
+    assert len(processes) > 6, "the cluster is not among them: the test shows nothing"
+    started = time.monotonic()
+    assert system.stop(signal.SIGINT) == 0
+    assert time.monotonic() - started < STOP_TIMEOUT_S
+    _, alive = psutil.wait_procs(processes, timeout=1)
+    assert not alive

@@ -1,0 +1,77 @@
+"""The target distribution against a plain reference."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.types import SamplingParams
+from engine.processors import target_logits
+
+
+def reference_ids(logits: list[float], params: SamplingParams) -> list[int]:
+    """Kept ids by sorting everything on (logit descending, id ascending), in float64."""
+    ranked = sorted(range(len(logits)), key=lambda token_id: (-logits[token_id], token_id))
+    if params.top_k:
+        ranked = ranked[: params.top_k]
+    weights = [math.exp((logits[i] - logits[ranked[0]]) / params.temperature) for i in ranked]
+    kept, mass = [], 0.0
+    for token_id, weight in zip(ranked, weights, strict=True):
+        kept.append(token_id)
+        mass += weight / sum(weights)
+        if mass >= params.top_p:
+            break
+    return sorted(kept)
+
+
+# Few distinct values: most examples have ties at the cut.
+tied_logits = st.lists(st.integers(-4, 4).map(lambda x: x / 2), min_size=1, max_size=24)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    tied_logits,
+    st.sampled_from([0.3, 1.0, 1.7]),
+    st.integers(0, 26),
+    st.sampled_from([0.013, 0.31, 0.777, 0.97, 1.0]),
+)
+def test_keeps_what_a_full_sort_keeps(
+    values: list[float], temperature: float, top_k: int, top_p: float
+) -> None:
+    params = SamplingParams(temperature, top_k, top_p)
+    target = target_logits(torch.tensor(values), params)
+    assert target.token_ids.tolist() == reference_ids(values, params)
+
+
+def test_probabilities_are_the_softmax_at_that_temperature() -> None:
+    logits = torch.tensor([1.0, 3.0, 2.0, -1.0])
+    target = target_logits(logits, SamplingParams(temperature=0.7))
+    expected = torch.softmax(logits.double() / 0.7, dim=-1)
+    torch.testing.assert_close(torch.softmax(target.logits.double(), -1), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("num_flat", [10, 300, 3_000, 40_000])
+def test_top_p_reaches_beyond_the_first_guess(num_flat: int) -> None:
+    """A flat top of any width: exactly the share of it that top_p asks for, lowest ids first."""
+    logits = torch.full((49_152,), -40.0)
+    logits[1_000 : 1_000 + num_flat] = 0.0
+    target = target_logits(logits, SamplingParams(top_p=0.49999))
+    assert target.token_ids.tolist() == list(range(1_000, 1_000 + num_flat // 2))
+
+
+def test_top_p_applies_to_what_top_k_left() -> None:
+    logits = torch.log(torch.tensor([0.4, 0.3, 0.2, 0.1]))
+    target = target_logits(logits, SamplingParams(top_k=2, top_p=0.55))
+    assert target.token_ids.tolist() == [0]  # 0.4 / 0.7 = 0.57
+
+
+def test_extreme_temperatures_and_impossible_tokens_stay_finite() -> None:
+    logits = torch.tensor([5.0, 4.0, -torch.inf])
+    for temperature in (1e-30, 1e30):
+        target = target_logits(logits, SamplingParams(temperature))
+        assert not target.logits.isnan().any()
+        assert torch.softmax(target.logits, -1)[2] == 0
