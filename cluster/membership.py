@@ -1,9 +1,13 @@
 """Who is there: Serve's own broadcast of a deployment's replicas, with the metadata of each.
 
 Serve tells every process that holds a handle which replicas run, within a quarter of a second, by
-updating that handle's request router. Our request router is Serve's with one thing added: it
-publishes what it is told to this module, so that members dial one another directly. Nothing is
-polled and nothing on the hot path asks Serve.
+updating that handle's request router. We read the replicas there, in our own memory, and members
+dial one another directly: no call is made for it, and nothing on the hot path asks Serve.
+
+The replicas stand in an attribute of the handle that Ray does not promise to keep. The documented
+way to see them, a request router of one's own on the watched deployment, is refused under Serve's
+HAProxy ingress for the first deployment of an application, which ours are. tests/end_to_end/
+test_membership.py holds this module to what it says.
 
 This module and launcher.py are the two of the package that import Ray.
 """
@@ -11,24 +15,26 @@ This module and launcher.py are the two of the package that import Ray.
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
-from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from cluster.config import RpcConfig
 from cluster.types import Member, Members
 
+logger = logging.getLogger("ray.serve")
+
 Listener = Callable[[Members], None]
 
 _EXISTENCE_POLL_S = 1.0
-_listeners: dict[tuple[str, str], list[Listener]] = {}
-_latest: dict[tuple[str, str], Members] = {}
+_LOOK_S = 0.1
+"""Between two looks at the replicas, which cost nothing while they are unchanged."""
 
 
 def bind_host(config: RpcConfig) -> str:
@@ -42,7 +48,7 @@ def member_metadata(member: Member) -> dict[str, Any]:
 
 
 class MemberWatch:
-    """Calls `on_change` on the event loop now and whenever a deployment's replicas change.
+    """Calls `on_change` on the event loop whenever a deployment's replicas change.
 
     The deployment need not exist yet, and may come and go. Make it inside a running event loop.
     """
@@ -51,16 +57,15 @@ class MemberWatch:
         self._deployment = deployment
         self._application = application
         self._on_change = on_change
-        self._loop = asyncio.get_running_loop()
-        _listeners.setdefault((application, deployment), []).append(self._notify)
         self._attaching = asyncio.create_task(self._attach())
+        self._watching = asyncio.create_task(self._watch())
 
     async def handle(self) -> DeploymentHandle[Any]:
         """The handle that is watched through; waits for the deployment to exist."""
         return await asyncio.shield(self._attaching)
 
     def close(self) -> None:
-        _listeners[self._application, self._deployment].remove(self._notify)
+        self._watching.cancel()
         self._attaching.cancel()
 
     async def _attach(self) -> DeploymentHandle[Any]:
@@ -70,47 +75,28 @@ class MemberWatch:
                 handle = await asyncio.to_thread(
                     serve.get_deployment_handle, self._deployment, self._application
                 )
-            except KeyError:  # It does not exist yet.
+                return handle.options()
+            except (KeyError, RayError) as error:
+                if not isinstance(error, KeyError):  # That one says: it does not exist yet.
+                    logger.warning("Serve does not answer, trying again: %s", error)
                 await asyncio.sleep(_EXISTENCE_POLL_S)
-                continue
-            handle = handle.options()
-            if known := _latest.get((self._application, self._deployment)):
-                self._on_change(known)
-            return handle
 
-    def _notify(self, members: Members) -> None:
-        self._loop.call_soon_threadsafe(self._on_change, members)
-
-
-def publish_members(application: str, deployment: str, members: Members) -> None:
-    """Tell the listeners of this process. Called on Serve's router thread."""
-    key = (application, deployment)
-    if members == _latest.get(key):
-        return
-    _latest[key] = members
-    for listener in list(_listeners.get(key, ())):
-        listener(members)
+    async def _watch(self) -> None:
+        handle = await self.handle()
+        seen: Mapping[Any, Any] = {}
+        while True:
+            replicas = _replicas(handle)
+            if replicas is not seen:  # Serve makes a new mapping for every change.
+                seen = replicas
+                members = [Member(**replica.replica_metadata) for replica in replicas.values()]
+                self._on_change({member.incarnation: member for member in members})
+            await asyncio.sleep(_LOOK_S)
 
 
-class MembershipRequestRouter(RequestRouter):
-    """Serve's request router that publishes the replicas; calls themselves go to any of them."""
+_NO_REPLICAS: Mapping[Any, Any] = {}
 
-    def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        super().update_replicas(replicas)
-        # Imported here because Serve ships the class by value: the module holds the state.
-        from cluster.membership import publish_members
-        from cluster.types import Member
 
-        members = [Member(**replica.replica_metadata) for replica in replicas]
-        publish_members(
-            self._deployment_id.app_name,
-            self._deployment_id.name,
-            {member.incarnation: member for member in members},
-        )
-
-    async def choose_replicas(
-        self,
-        candidate_replicas: list[RunningReplica],
-        pending_request: PendingRequest | None = None,
-    ) -> list[list[RunningReplica]]:
-        return [random.sample(candidate_replicas, len(candidate_replicas))]
+def _replicas(handle: DeploymentHandle[Any]) -> Mapping[Any, Any]:
+    """The running replicas as Serve's request router in this process knows them."""
+    request_router = handle._router._asyncio_router._request_router
+    return _NO_REPLICAS if request_router is None else request_router.curr_replicas

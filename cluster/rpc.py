@@ -55,7 +55,7 @@ class RpcServer:
     server: grpc.aio.Server
     address: str
     """host:port that peers dial."""
-    health: health.aio.HealthServicer
+    health: health.aio.HealthServicer  # type: ignore[name-defined]
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new streams at once, end the open ones after `grace_s`. Idempotent."""
@@ -73,7 +73,7 @@ async def start_rpc_server(
     """Start a server with health and reflection beside the service that `register` adds."""
     server = grpc.aio.server(options=list(SERVER_OPTIONS))
     register(server)
-    health_servicer = health.aio.HealthServicer()
+    health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     names = (service_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)

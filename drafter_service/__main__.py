@@ -50,9 +50,6 @@ def main() -> None:
         "--model", metavar="SOURCE", help="draft model: hub id, folder, .gguf file or embedded"
     )
     parser.add_argument("--incarnation", help="name of this life; random if not given")
-    parser.add_argument(
-        "--drain-s", type=float, default=10.0, help="grace on SIGTERM (%(default)s)"
-    )
     asyncio.run(serve(parser.parse_args()))
 
 

@@ -11,10 +11,9 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.config import RequestRouterConfig
 
 from cluster.config import DrafterConfig
-from cluster.membership import MembershipRequestRouter, bind_host, member_metadata
+from cluster.membership import bind_host, member_metadata
 from cluster.types import Member
 from drafter_service.service import DrafterService
 
@@ -22,7 +21,7 @@ from drafter_service.service import DrafterService
 class DrafterReplica:
     """One replica: the service, and what Serve asks of it."""
 
-    async def __init__(self, config: DrafterConfig) -> None:
+    async def __init__(self, config: DrafterConfig) -> None:  # type: ignore[misc]  # Serve awaits it.
         self._config = config
         self._service = await DrafterService.start(config, host=bind_host(config.rpc))
 
@@ -59,7 +58,6 @@ Drafter = serve.deployment(
     health_check_timeout_s=10,
     graceful_shutdown_timeout_s=20,
     graceful_shutdown_wait_loop_s=0.1,
-    request_router_config=RequestRouterConfig(request_router_class=MembershipRequestRouter),
 )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import grpc
+
 from cluster.config import DrafterConfig
 from cluster.errors import InternalError
 from cluster.protocol import drafting_pb2, drafting_pb2_grpc
@@ -89,11 +91,15 @@ class DrafterService:
         """Serve from now on, at `address`."""
         self._task = asyncio.create_task(self._draft_loop.run(self._servicer.deliver))
         self._rpc = await start_rpc_server(
-            lambda server: drafting_pb2_grpc.add_DraftingServicer_to_server(self._servicer, server),
+            self._register,
             _SERVICE_NAME,
             host=host,
             port=port,
         )
+
+    def _register(self, server: grpc.aio.Server) -> None:
+        add = drafting_pb2_grpc.add_DraftingServicer_to_server
+        add(self._servicer, server)  # type: ignore[no-untyped-call]
 
     @property
     def address(self) -> str:
@@ -134,6 +140,7 @@ class DrafterService:
         assert self._rpc is not None
         assert self._task is not None
         self._servicer.drain()
+        await self._rpc.health.enter_graceful_shutdown()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._draft_loop.wait_until_unused()

@@ -122,7 +122,7 @@ def _weight_files(folder: Path) -> list[Path]:
 def _model_config(folder: Path) -> Any:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except (KeyError, OSError, ValueError) as error:
         raise UnsupportedModelError(f"{folder}: transformers cannot read it: {error}") from error
     reasons = list(_reasons_against(config))
     if reasons:

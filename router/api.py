@@ -48,14 +48,17 @@ Parsed = TypeVar("Parsed", bound=Schema)
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def create_app(service: RouterService) -> FastAPI:
-    """The router's ASGI application. It holds no state of its own."""
+def create_app(service: RouterService, *, echo_request_id: bool = True) -> FastAPI:
+    """The router's ASGI application. It holds no state of its own.
+
+    Behind Ray Serve, which echoes X-Request-ID itself, `echo_request_id` is off: one header, once.
+    """
     app = FastAPI(title="Paceline", description="OpenAI-compatible API", redoc_url=None)
     app.add_exception_handler(PacelineError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_bug)
     app.add_exception_handler(ClientDisconnect, _on_client_gone)
-    app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(RequestIdMiddleware, echo=echo_request_id)
     api = _Api(service)
     post: dict[str, tuple[Handler, type[Schema]]] = {
         "/v1/chat/completions": (api.chat, ChatCompletionRequest),
@@ -268,11 +271,12 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestIdMiddleware:
-    """Echoes X-Request-ID, or makes one. It is for the client's own bookkeeping: nothing inside is
-    named after it."""
+    """Checks X-Request-ID and echoes it, or makes one. It is for the client's own bookkeeping:
+    nothing inside is named after it."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, echo: bool) -> None:
         self._app = app
+        self._echo = echo
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -283,7 +287,7 @@ class RequestIdMiddleware:
         request_id = given if given and accepted else secrets.token_hex(16)
 
         async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if self._echo and message["type"] == "http.response.start":
                 message.setdefault("headers", [])
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)

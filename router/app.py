@@ -31,7 +31,7 @@ _RETRY_S = 0.5
 class RouterReplica:
     """One replica: the service, fed with what Serve knows."""
 
-    async def __init__(self, config: RouterConfig) -> None:
+    async def __init__(self, config: RouterConfig) -> None:  # type: ignore[misc]  # Serve awaits it.
         self._service = RouterService(config, identity=_identity())
         self._service.start()
         self._fingerprint = ""
@@ -41,7 +41,7 @@ class RouterReplica:
         self._learning = asyncio.create_task(self._learn_model())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_app(self._service)
+        return create_app(self._service, echo_request_id=False)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve's `user_config`: sections of RouterConfig that change without a restart."""
@@ -50,6 +50,7 @@ class RouterReplica:
 
     async def __del__(self) -> None:
         if hasattr(self, "_learning"):
+            self._service.draining = True
             self._learning.cancel()
             self._verifiers.close()
             self._drafters.close()

@@ -35,6 +35,8 @@ def _identity(member: Member) -> Json:
         "pid": member.pid,
         "address": member.address,
         "model": member.model,
+        "incarnation": member.incarnation,
+        "fingerprint": member.fingerprint,
     }
 
 

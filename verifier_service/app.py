@@ -11,11 +11,9 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.config import RequestRouterConfig
 
 from cluster.config import VerifierConfig
 from cluster.membership import (
-    MembershipRequestRouter,
     MemberWatch,
     bind_host,
     member_metadata,
@@ -27,7 +25,7 @@ from verifier_service.service import VerifierService
 class VerifierReplica:
     """One replica: the service, and what Serve asks of it."""
 
-    async def __init__(self, config: VerifierConfig) -> None:
+    async def __init__(self, config: VerifierConfig) -> None:  # type: ignore[misc]  # Serve awaits it.
         self._config = config
         self._service = await VerifierService.start(config, host=bind_host(config.rpc))
         self._drafters = MemberWatch("Drafter", config.drafter_app, self._service.update_drafters)
@@ -67,7 +65,6 @@ Verifier = serve.deployment(
     health_check_timeout_s=10,
     graceful_shutdown_timeout_s=20,
     graceful_shutdown_wait_loop_s=0.1,
-    request_router_config=RequestRouterConfig(request_router_class=MembershipRequestRouter),
 )
 
 

@@ -110,7 +110,7 @@ class DraftClient:
                 del self._links[incarnation]
         if self._housekeeping is None and not self._closed:
             self._housekeeping = asyncio.create_task(self._keep_house())
-        self._rebalance()
+        self._dial()
 
     def apply(self, orders: DraftOrders) -> None:
         """Take one step's orders. Waits for nothing; an order for a sequence that is not known any
@@ -121,6 +121,10 @@ class DraftClient:
             self._commit(commit)
         for seq in orders.resyncs:
             self._resync(seq)
+        for seq in orders.malformed:
+            session = self._sessions.get(seq)
+            if session is not None and session.link is not None:
+                self._strike(session.link, "malformed drafts")
         for seqs, paused in ((orders.pauses, True), (orders.resumes, False)):
             for seq in seqs:
                 if (session := self._sessions.get(seq)) is not None:
@@ -312,11 +316,11 @@ class DraftClient:
         """Something changed about drafters: give every session the best place there is."""
         self._place_waiting()
         self._leave_draining()
-        self._rebalance()
         self._wake_streams()
 
-    def _rebalance(self) -> None:
-        """Keep streams to the preferred ones of all usable drafters."""
+    def _dial(self) -> None:
+        """Keep streams to the preferred ones of all usable drafters. Called at a bounded rate, so
+        that a fleet that is lost at once makes no storm of retries."""
         if self._closed:
             return
         now = self._now()
@@ -379,6 +383,7 @@ class DraftClient:
             for stream in list(self._streams.values()):
                 if stream.link.is_silent(now):
                     self._end_stream(stream.link, "it owes drafts and sends none")
+            self._dial()
             self._settle()
 
     def _now(self) -> float:

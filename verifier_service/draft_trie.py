@@ -204,7 +204,7 @@ class DraftTrie:
         return child, True
 
     def _forget(self, node: _Node) -> None:
-        """Drop a node and all below it from the index. What hung on it has left its children."""
+        """Take a node and all that is still below it out of the index."""
         del self._nodes[node.anchor]
         for below in node.descendants():
             del self._nodes[below.anchor]

@@ -25,8 +25,9 @@ from verifier_service.events import DraftOpen
 
 MAX_BATCH_TOKENS = 1 << 20
 """Tokens in one message, which keeps it under the transport's limit; the rest follows."""
-SILENCE_TIMEOUT_S = 10.0
-"""A drafter that owes a draft for this long is lost, however alive its transport is."""
+SILENCE_TIMEOUT_S = 30.0
+"""A drafter that owes a draft for this long is lost, however alive its transport is. Steps do not
+wait for it meanwhile; a draft model may well take seconds to read a long prompt."""
 MAX_STRIKES = 8
 STRIKE_WINDOW_S = 60.0
 HEALTHY_S = 30.0
@@ -117,7 +118,8 @@ class DrafterLink:
             self.hello is not None
             and self.state is DrafterState.READY
             and self.is_usable(now)
-            and len(self.sessions) < self.hello.max_sessions
+            # A message's opens are applied before its closes.
+            and len(self.sessions) + len(self._closes) < self.hello.max_sessions
             and session.order.drafter in ("auto", self.hello.drafter)
             and self.member.incarnation not in session.refused_by
         )

@@ -112,6 +112,8 @@ class DraftOrders:
     commits: tuple[DraftCommit, ...] = ()
     resyncs: tuple[int, ...] = ()
     """Sequences whose drafts named an unknown anchor: open again with the committed tokens."""
+    malformed: tuple[int, ...] = ()
+    """Sequences whose drafts were malformed, once per draft: a drafter that goes on is dropped."""
     pauses: tuple[int, ...] = ()
     resumes: tuple[int, ...] = ()
     closes: tuple[int, ...] = ()

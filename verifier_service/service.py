@@ -46,7 +46,7 @@ class VerifierService:
         service = cls(config, runner)
         service._engine.start()
         service._rpc = await start_rpc_server(
-            lambda server: generation_pb2_grpc.add_GenerationServicer_to_server(
+            lambda server: generation_pb2_grpc.add_GenerationServicer_to_server(  # type: ignore[no-untyped-call]
                 service._servicer, server
             ),
             _SERVICE_NAME,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pty
+import select
 import subprocess
 import sys
 import time
@@ -184,29 +185,40 @@ def test_a_conversation_on_a_terminal():
     router = router_that(streams(*ANSWER))
     ours, theirs = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-    with router.running():
-        command = [sys.executable, "-m", "cluster.cli", "chat", "--url", router.url]
-        process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
-        )
-        os.close(theirs)
-        shown = _read_until(ours, b"> ")
-        os.write(ours, b"hi\n")
-        shown += _read_until(ours, b"steps]", b"> ")
-        os.write(ours, b"\x04")
-        assert process.wait(20) == 0
-    os.close(ours)
-    assert b"tiny at http://127.0.0.1:" in shown
-    assert b"\x1b[36m out there\x1b[0m friend" in shown
+    command = [sys.executable, "-m", "cluster.cli", "chat"]
+    with (
+        router.running(),
+        subprocess.Popen(
+            [*command, "--url", router.url],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=environment,
+        ) as process,
+    ):
+        try:
+            os.close(theirs)
+            greeting = read_until(ours, b"> ")
+            os.write(ours, b"hi\n")
+            answer = read_until(ours, b"steps]", b"> ")
+            os.write(ours, b"\x04")
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
+            os.close(ours)
+    assert b"tiny at http://127.0.0.1:" in greeting
+    assert b"\x1b[36m out there\x1b[0m friend" in answer
 
 
-def _read_until(terminal, *marks):
+def read_until(terminal: int, *marks: bytes) -> bytes:
     """All that comes until the last of the marks, each after the one before."""
-    shown = b""
+    shown, start = b"", 0
     for mark in marks:
-        start = len(shown)
         while mark not in shown[start:]:
+            ready, _, _ = select.select([terminal], [], [], 20.0)
+            assert ready, f"{mark!r} did not come, but {shown!r}"
             shown += os.read(terminal, 4096)
+        start = shown.index(mark, start) + len(mark)
     return shown
 
 

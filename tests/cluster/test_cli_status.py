@@ -130,10 +130,13 @@ def test_watch_repeats_until_ctrl_c_and_survives_an_outage():
     ):
         assert process.stdout is not None
         assert process.stderr is not None
-        first = next(line for line in process.stdout if " for 42 s: " in line)
-        second = next(line for line in process.stdout if " for 42 s: " in line)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 0
+        try:
+            first = next(line for line in process.stdout if " for 42 s: " in line)
+            second = next(line for line in process.stdout if " for 42 s: " in line)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+        finally:
+            process.kill()
         assert (first.split()[0], second.split()[0]) == ("speculative", "plain")
         assert process.stderr.read().count("draining") == 1
 

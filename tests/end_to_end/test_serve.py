@@ -96,6 +96,13 @@ def test_drafts_cross_between_two_processes(client, system):
     assert drafter["acceptance_rate"] > 0
 
 
+def test_a_request_id_is_echoed_once(system):
+    reply = httpx.get(f"{system.url}/v1/models", headers={"X-Request-ID": "client-7"})
+    assert reply.headers.get_list("x-request-id") == ["client-7"]
+    refused = httpx.get(f"{system.url}/v1/models", headers={"X-Request-ID": "a b"})
+    assert refused.status_code == 400
+
+
 def test_bad_requests_are_told_what_is_wrong(client):
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model=MODEL, messages=[], max_tokens=5)
@@ -130,12 +137,17 @@ def test_a_drafter_replica_killed_in_the_middle_of_an_answer(client, system):
     stream = client.completions.create(
         **request, stream=True, extra_body={"speculation": {"mode": "on", "trace": True}}
     )
-    text = next(iter(stream)).choices[0].text
+    text = ""
+    for chunk in stream:
+        text += chunk.choices[0].text
+        if chunk.choices[0].model_extra["speculation"]["num_accepted_tokens"]:
+            break  # The drafter is at work.
     victim = psutil.Process(drafter["pid"])
     os.kill(victim.pid, signal.SIGKILL)
     victim.wait(5)
-    text += "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
-    assert text == whole.choices[0].text
+    rest = [chunk.choices[0].text for chunk in stream]
+    assert len(rest) > 1, "the answer had ended: the test shows nothing"
+    assert text + "".join(rest) == whole.choices[0].text
 
 
 def test_a_new_drafter_replica_is_found_and_used(client, system):

@@ -51,7 +51,9 @@ def test_probabilities_are_the_softmax_at_that_temperature() -> None:
     logits = torch.tensor([1.0, 3.0, 2.0, -1.0])
     target = target_logits(logits, SamplingParams(temperature=0.7))
     expected = torch.softmax(logits.double() / 0.7, dim=-1)
-    torch.testing.assert_close(torch.softmax(target.logits.double(), -1), expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        torch.softmax(target.logits.double(), -1), expected, rtol=1e-6, atol=0
+    )
 
 
 @pytest.mark.parametrize("num_flat", [10, 300, 3_000, 40_000])

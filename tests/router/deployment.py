@@ -70,7 +70,7 @@ class Deployment:
         )
 
 
-async def eventually(condition: Callable[[], bool], within_s: float = 2.0) -> None:
+async def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:
     """Wait until the condition holds."""
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110

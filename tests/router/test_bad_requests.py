@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
 import pytest
 
 from cluster.config import LimitsConfig, RouterConfig
+from router.schema import ChatCompletionRequest, CompletionRequest
 from tests.router.deployment import Deployment, deploy
 from tests.support.scripted_verifier import ScriptedVerifier, saying
 
@@ -229,8 +231,6 @@ async def test_fields_that_change_nothing_are_taken(deployment: Deployment) -> N
 
 
 async def test_null_means_absent_for_every_optional_field(deployment: Deployment) -> None:
-    from router.schema import ChatCompletionRequest, CompletionRequest
-
     for schema, send in (
         (ChatCompletionRequest, deployment.chat),
         (CompletionRequest, deployment.complete),
@@ -252,14 +252,14 @@ async def test_unusual_text_is_text(deployment: Deployment) -> None:
 # --- size ---
 
 
-async def small_deployment() -> Any:
+def small_deployment() -> AbstractAsyncContextManager[Deployment]:
     return deploy(
         ScriptedVerifier(saying("ok")), config=RouterConfig(limits=LimitsConfig(max_body_bytes=400))
     )
 
 
 async def test_a_body_over_the_limit_is_refused_by_its_announced_length() -> None:
-    async with await small_deployment() as deployment:
+    async with small_deployment() as deployment:
         response = await deployment.chat("x" * 500)
         check_error(response, 413, None)
         await check_unharmed(deployment)
@@ -274,7 +274,7 @@ async def test_a_body_over_the_limit_is_refused_while_it_comes() -> None:
             sent += 100
             yield b" " * 100
 
-    async with await small_deployment() as deployment:
+    async with small_deployment() as deployment:
         response = await deployment.client.post("/v1/chat/completions", content=endless_body())
         check_error(response, 413, None)
         await check_unharmed(deployment)

@@ -13,7 +13,14 @@ import pytest
 
 from cluster.errors import IncompatiblePeerError, OverloadedError, UpstreamLostError
 from cluster.protocol.messages import VerifierHello
-from cluster.types import FinishEvent, GenerationRequest, Path, SamplingParams, TokensEvent
+from cluster.types import (
+    FinishEvent,
+    GenerationRequest,
+    Member,
+    Path,
+    SamplingParams,
+    TokensEvent,
+)
 from router.generation_client import GenerationClient, LinkState
 from router.verifier_pool import VerifierPool
 from tests.router.deployment import eventually
@@ -138,7 +145,7 @@ async def test_a_verifier_that_is_not_there_yet_is_awaited() -> None:
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
     verifier = ScriptedVerifier(saying("fox"))
-    member = dataclasses.replace(_member(verifier), address=f"127.0.0.1:{port}")
+    member = Member(verifier.incarnation, f"127.0.0.1:{port}")
     client = GenerationClient(member, "router-1", FINGERPRINT, time.monotonic)
     await asyncio.sleep(0.1)
     assert client.state is LinkState.CONNECTING
@@ -146,12 +153,6 @@ async def test_a_verifier_that_is_not_there_yet_is_awaited() -> None:
     await ready(client)
     await client.close()
     await verifier.kill()
-
-
-def _member(verifier: ScriptedVerifier):
-    from cluster.types import Member
-
-    return Member(verifier.incarnation, "", fingerprint=FINGERPRINT)
 
 
 @pytest.mark.parametrize(

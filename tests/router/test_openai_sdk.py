@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.router.deployment import deploy, serve_http
-from tests.support.scripted_verifier import ScriptedVerifier, saying
+from tests.support.scripted_verifier import ScriptedVerifier, endless, saying
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -73,8 +73,6 @@ async def test_errors_have_their_classes(sdk: openai.AsyncOpenAI) -> None:
 
 
 async def test_a_lost_verifier_is_an_error_in_the_stream() -> None:
-    from tests.support.scripted_verifier import endless
-
     async with (
         deploy(ScriptedVerifier(endless(), step_s=0.005)) as deployment,
         serve_http(deployment) as url,

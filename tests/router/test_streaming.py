@@ -11,6 +11,7 @@ import pytest
 from cluster.config import AdmissionConfig, PathPolicyConfig, RouterConfig
 from cluster.load import VerifierLoad
 from cluster.types import ErrorEvent, Path
+from router.schema import ChatCompletionRequest, parse
 from router.tokenizer import Tokenizer
 from tests.router.deployment import Deployment, deploy, eventually
 from tests.router.sse import chat_text, events, finish_reasons
@@ -153,9 +154,7 @@ async def test_the_first_text_leaves_at_once() -> None:
     assert times[0] < times[-1] / 2
 
 
-def _request(**fields: Any) -> Any:
-    from router.schema import ChatCompletionRequest, parse
-
+def _request(**fields: Any) -> ChatCompletionRequest:
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], **fields}
     return parse(ChatCompletionRequest, body)
 

@@ -21,7 +21,9 @@ SIGNAL_TIMEOUT_S = 5.0
 class DrafterProcess:
     """`python -m drafter_service` on a free port. Use as an async context manager."""
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, *args: str, port: int = 0) -> None:
+        """`args` are given to it as they are."""
+        self.args = args
         self.incarnation = new_incarnation()
         self.port = port
         self.address = ""
@@ -30,7 +32,7 @@ class DrafterProcess:
     async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "drafter_service", "--port", str(self.port)),
-            *("--incarnation", self.incarnation),
+            *("--incarnation", self.incarnation, *self.args),
             cwd=REPOSITORY,
             stdout=asyncio.subprocess.PIPE,
         )

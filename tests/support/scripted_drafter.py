@@ -123,7 +123,7 @@ def malformed(session: ScriptedSession) -> list[SessionDraft]:
         draft_of(session, [DraftNode(1, -1, math.nan)]),
         draft_of(session, [DraftNode(1, -1, -0.5)]),
         draft_of(session, [DraftNode(1, -1, math.inf)]),
-        draft_of(session, [DraftNode(i, -1) for i in range(20_000)]),
+        draft_of(session, [DraftNode(i, -1) for i in range(1_100)]),
     ]
 
 
@@ -153,9 +153,15 @@ def duplicated(answer: Answer, times: int = 3) -> Answer:
     return lambda session: answer(session) * times
 
 
+def mixture(seed: int, *answers: Answer) -> Answer:
+    """One of them at random each time."""
+    rng = random.Random(seed)
+    return lambda session: rng.choice(answers)(session)
+
+
 def misbehaviours(vocab_size: int) -> dict[str, Answer]:
-    """All of them by name, for tests that hold for every drafter."""
-    return {
+    """All of them by name, and mixtures, for tests that hold for every drafter."""
+    answers = {
         "silence": silence,
         "noise": noise(vocab_size),
         "out_of_vocabulary": out_of_vocabulary(vocab_size),
@@ -166,6 +172,8 @@ def misbehaviours(vocab_size: int) -> dict[str, Answer]:
         "unknown_session": unknown_session,
         "duplicated": duplicated(noise(vocab_size)),
     }
+    mixtures = {f"mixture_{seed}": mixture(seed, *answers.values()) for seed in range(3)}
+    return answers | mixtures
 
 
 # --- the server --------------------------------------------------------------------------------

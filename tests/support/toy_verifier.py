@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine
 
 from cluster.types import Draft
 from tests.support.draft_driver import PROMPT, DraftDriver
@@ -18,10 +17,13 @@ from verifier_service.events import (
     DraftOrders,
     DraftSessionLive,
     DraftSessionLost,
+    EngineInput,
 )
 
 VOCAB_SIZE = 40
 DEADLINE_S = 0.02
+
+Pause = Callable[[int], Coroutine[object, object, object]]
 
 
 def text(position: int) -> int:
@@ -29,68 +31,80 @@ def text(position: int) -> int:
     return (position * position) % 7 if position % 11 == 0 else position % 5 + 10
 
 
-@dataclass
+def step_time(seconds: float) -> Pause:
+    """Every step takes this long."""
+    return lambda step: asyncio.sleep(seconds)
+
+
 class ToyVerifier:
-    """One sequence. `waited_s` is all the time spent on waiting for drafts."""
+    """One sequence."""
 
-    driver: DraftDriver
-    seq: int
-    token_ids: list[int] = field(default_factory=lambda: list(PROMPT))
-    num_drafted: int = 0
-    num_accepted: int = 0
-    num_late: int = 0
-    waited_s: float = 0.0
-    outcomes: list[DraftOutcome] = field(default_factory=list)
+    def __init__(self, driver: DraftDriver, seq: int) -> None:
+        self.token_ids = list(PROMPT)
+        self.num_drafted = 0
+        self.num_accepted = 0
+        self.num_late = 0
+        self.longest_wait_s = 0.0
+        self.outcomes: list[DraftOutcome] = []
+        self._driver = driver
+        self._seq = seq
+        self._trie = DraftTrie(PROMPT, VOCAB_SIZE)
+        self._num_read = 0
+        self._live = self._late = self._resynced = False
 
-    async def generate(
-        self, num_tokens: int, before_step: Callable[[int], object] = lambda step: None
-    ) -> list[int]:
+    async def generate(self, num_tokens: int, before_step: Pause) -> list[int]:
         """The generated tokens; the session is closed at the end."""
-        trie = DraftTrie(PROMPT, VOCAB_SIZE)
-        self.driver.open(self.seq)
-        live = late = resynced = False
-        num_read = step = 0
+        self._driver.open(self._seq)
         end = len(PROMPT) + num_tokens
+        step = 0
         while len(self.token_ids) < end:
-            waiting = before_step(step)
-            if asyncio.iscoroutine(waiting):
-                await waiting
-            deadline = time.monotonic() + DEADLINE_S
-            while True:
-                for event in self.driver.inbox[num_read:]:
-                    num_read += 1
-                    if isinstance(event, DraftSessionLive) and event.seq == self.seq:
-                        live = True
-                    elif isinstance(event, DraftSessionLost) and event.seq == self.seq:
-                        live = False
-                    elif isinstance(event, DraftArrived) and event.seq == self.seq:
-                        resynced = self._take(trie, event.draft, resynced)
-                        late &= not trie.answered
-                if not live or late or trie.answered:
-                    break
-                if time.monotonic() > deadline:
-                    late = True
-                    self.num_late += 1
-                    break
-                start = time.monotonic()
-                await asyncio.sleep(0.0005)
-                self.waited_s += time.monotonic() - start
-            chain = trie.best_chain(min(8, end - len(self.token_ids) - 1))
-            tokens = self._verify(chain)
-            trie.commit(tokens)
+            await before_step(step)
+            await self._wait_for_draft()
+            tokens = self._verify(self._trie.best_chain(min(8, end - len(self.token_ids) - 1)))
+            self._trie.commit(tokens)
             self.token_ids += tokens
-            self.driver.commit(*tokens, seqs=[self.seq])
-            await asyncio.sleep(0)
+            self._driver.commit(*tokens, seqs=[self._seq])
             step += 1
-        self.driver.close(self.seq)
+        self._driver.close(self._seq)
         return self.token_ids[len(PROMPT) :]
 
-    def _take(self, trie: DraftTrie, draft: Draft, resynced: bool) -> bool:
-        outcome = trie.insert(draft)
+    async def _wait_for_draft(self) -> None:
+        """Up to the deadline; not at all once a draft was late, until one comes in time again."""
+        start = time.monotonic()
+        self._receive()
+        while self._live and not self._late and not self._trie.answered:
+            if time.monotonic() - start > DEADLINE_S:
+                self._late = True
+                self.num_late += 1
+            else:
+                await asyncio.sleep(0.0005)
+                self._receive()
+        self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - start)
+
+    def _receive(self) -> None:
+        for event in self._driver.inbox[self._num_read :]:
+            self._num_read += 1
+            if event.seq == self._seq:  # type: ignore[union-attr]
+                self._handle(event)
+
+    def _handle(self, event: EngineInput) -> None:
+        if isinstance(event, DraftSessionLive):
+            self._live, self._late = True, False
+        elif isinstance(event, DraftSessionLost):
+            self._live = False
+        elif isinstance(event, DraftArrived):
+            self._take(event.draft)
+            self._late &= not self._trie.answered
+
+    def _take(self, draft: Draft) -> None:
+        outcome = self._trie.insert(draft)
         self.outcomes.append(outcome)
-        if outcome is DraftOutcome.UNKNOWN_ANCHOR and not resynced:
-            self.driver.client.apply(DraftOrders(resyncs=(self.seq,)))
-        return outcome is DraftOutcome.UNKNOWN_ANCHOR
+        unknown = outcome is DraftOutcome.UNKNOWN_ANCHOR
+        if outcome is DraftOutcome.MALFORMED:
+            self._driver.client.apply(DraftOrders(malformed=(self._seq,)))
+        elif unknown and not self._resynced:
+            self._driver.client.apply(DraftOrders(resyncs=(self._seq,)))
+        self._resynced = unknown
 
     def _verify(self, chain: tuple[int, ...]) -> list[int]:
         tokens: list[int] = []

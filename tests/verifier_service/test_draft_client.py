@@ -123,6 +123,18 @@ async def test_a_sequence_may_ask_for_a_drafter_by_name():
         assert driver.drafter_of(3) is None
 
 
+async def test_a_place_that_becomes_free_is_taken_without_a_refusal():
+    async with scripted(1, max_sessions=2) as (driver, drafter):
+        driver.open(1, 2, 3)
+        await eventually(lambda: driver.has_draft(1) and driver.has_draft(2))
+        assert driver.drafter_of(3) is None
+        driver.close(1)
+        await driver.all_drafted()
+        assert drafter.sessions.keys() == {2, 3}
+        first_two, closing, third = drafter.batches
+        assert (len(first_two.opens), closing.closes, len(third.opens)) == (2, (1,), 1)
+
+
 async def test_a_message_has_a_bound(monkeypatch):
     monkeypatch.setattr(drafter_link, "MAX_BATCH_TOKENS", 12)
     async with scripted(1) as (driver, drafter):
@@ -208,23 +220,29 @@ async def test_a_drafter_that_comes_back_is_used_again():
 
 
 async def test_a_drafter_that_is_silent_is_lost(monkeypatch):
-    """Its transport is alive; its drafts do not come."""
+    """Its transport is alive; its drafts do not come. What it owed is not asked of the next one,
+    which may be slow."""
     monkeypatch.setattr(drafter_link, "SILENCE_TIMEOUT_S", 0.2)
     async with scripted(2) as (driver, one, two):
-        one.answer = silence
+        one.answer, two.delay_s = silence, 0.1
         driver.open(*range(4))
         await driver.all_drafted()
         assert {driver.drafter_of(seq) for seq in range(4)} == {two.incarnation}
+        assert driver.client.counters.streams_lost == 1
 
 
-async def test_a_drafter_that_is_asked_nothing_may_be_silent(monkeypatch):
+async def test_a_drafter_that_owes_nothing_may_be_silent(monkeypatch):
+    """Pausing cancels what is owed, and so does opening anew elsewhere."""
     monkeypatch.setattr(drafter_link, "SILENCE_TIMEOUT_S", 0.1)
     async with scripted(1) as (driver, drafter):
         driver.open(1)
         await driver.all_drafted()
-        driver.client.apply(DraftOrders(pauses=(1,)))
+        drafter.answer = silence
         driver.commit(3)
-        driver.client.apply(DraftOrders(resumes=(1,), pauses=()))
+        await eventually(lambda: drafter.sessions[1].token_ids == [*PROMPT, 3])
+        driver.client.apply(DraftOrders(pauses=(1,)))
+        await asyncio.sleep(0.05)
+        driver.client.apply(DraftOrders(resumes=(1,)))
         driver.client.apply(DraftOrders(pauses=(1,)))
         await asyncio.sleep(0.4)
         assert driver.drafter_of(1) == drafter.incarnation
@@ -370,6 +388,20 @@ async def test_a_flood_of_drafts_is_cut_off():
         await eventually(lambda: driver.client.counters.streams_lost == 1)
         assert len(driver.drafts(1)) == MAX_DRAFTS_PER_MESSAGE
         assert driver.client.counters.surplus_drafts == MAX_STRIKES + 1
+
+
+async def test_a_drafter_of_malformed_drafts_is_dropped():
+    async with scripted(2) as (driver, one, two):
+        driver.open(1, 2)
+        await driver.all_drafted()
+        (seq,) = one.sessions
+        for _ in range(MAX_STRIKES):
+            driver.client.apply(DraftOrders(malformed=(seq,)))
+        assert driver.drafter_of(seq) == one.incarnation
+        driver.client.apply(DraftOrders(malformed=(seq,)))
+        assert driver.state(one.incarnation) is DrafterState.LOST
+        await driver.all_drafted()
+        await eventually(lambda: driver.drafter_of(seq) == two.incarnation)
 
 
 async def test_a_huge_message_ends_its_stream():

@@ -14,11 +14,13 @@ from tests.support.draft_driver import PROMPT, DraftDriver
 from tests.support.drafter_process import DrafterProcess
 from tests.support.polling import eventually
 from tests.support.scripted_drafter import ScriptedDrafter, misbehaviours, oracle
-from tests.support.toy_verifier import DEADLINE_S, VOCAB_SIZE, ToyVerifier, text
+from tests.support.toy_verifier import DEADLINE_S, VOCAB_SIZE, ToyVerifier, step_time, text
 from verifier_service.draft_trie import DraftOutcome
 
 NUM_TOKENS = 120
 EXPECTED = [text(position) for position in range(len(PROMPT), len(PROMPT) + NUM_TOKENS)]
+SLACK_S = 0.1
+"""For other processes on the machine."""
 MISBEHAVIOURS = misbehaviours(VOCAB_SIZE)
 
 
@@ -30,8 +32,8 @@ async def test_an_oracle_is_accepted_to_the_last():
     async with ScriptedDrafter(oracle(true_continuation)) as drafter, DraftDriver() as driver:
         await driver.ready(drafter.member)
         verifier = ToyVerifier(driver, 1)
-        assert await verifier.generate(NUM_TOKENS) == EXPECTED
-        assert verifier.num_accepted == verifier.num_drafted > 0.8 * NUM_TOKENS
+        assert await verifier.generate(NUM_TOKENS, step_time(0.003)) == EXPECTED
+        assert verifier.num_accepted == verifier.num_drafted > 0.6 * NUM_TOKENS
 
 
 @pytest.mark.parametrize("name", MISBEHAVIOURS)
@@ -40,8 +42,8 @@ async def test_a_bad_drafter_changes_nothing(name):
     async with ScriptedDrafter(MISBEHAVIOURS[name]) as drafter, DraftDriver() as driver:
         await driver.ready(drafter.member)
         verifier = ToyVerifier(driver, 1)
-        assert await verifier.generate(NUM_TOKENS, lambda _: asyncio.sleep(0.001)) == EXPECTED
-        assert verifier.waited_s <= (verifier.num_late + 1) * (DEADLINE_S + 0.03)
+        assert await verifier.generate(NUM_TOKENS, step_time(0.001)) == EXPECTED
+        assert verifier.longest_wait_s < DEADLINE_S + SLACK_S
         await eventually(lambda: not drafter.sessions)
 
 
@@ -53,7 +55,7 @@ async def test_out_of_vocabulary_drafts_are_malformed():
     ):
         await driver.ready(drafter.member)
         verifier = ToyVerifier(driver, 1)
-        assert await verifier.generate(30, lambda _: asyncio.sleep(0.002)) == EXPECTED[:30]
+        assert await verifier.generate(30, step_time(0.002)) == EXPECTED[:30]
         assert set(verifier.outcomes) == {DraftOutcome.MALFORMED}
         assert verifier.num_drafted == 0
 
@@ -64,7 +66,7 @@ async def test_late_drafts_cost_one_deadline():
         await driver.ready(drafter.member)
         drafter.delay_s = 0.2
         verifier = ToyVerifier(driver, 1)
-        assert await verifier.generate(NUM_TOKENS, lambda _: asyncio.sleep(0.005)) == EXPECTED
+        assert await verifier.generate(NUM_TOKENS, step_time(0.005)) == EXPECTED
         assert 0 < verifier.num_late <= 10
 
 
@@ -82,9 +84,7 @@ async def test_good_and_bad_drafters_together_change_nothing():
                 drafter.end_streams()
 
         disturbing = asyncio.create_task(disturb())
-        texts = await asyncio.gather(
-            *(v.generate(NUM_TOKENS, lambda _: asyncio.sleep(0.003)) for v in verifiers)
-        )
+        texts = await asyncio.gather(*(v.generate(NUM_TOKENS, step_time(0.003)) for v in verifiers))
         await disturbing
         assert texts == [EXPECTED] * 12
         assert driver.client.num_sessions == 0
@@ -106,11 +106,11 @@ async def test_a_killed_drafter_changes_nothing_and_its_successor_is_primed(phas
         assert driver.drafter_of(1) is None
         assert driver.state(victim.incarnation) is not DrafterState.READY
         port = int(victim.address.rpartition(":")[2])
-        async with DrafterProcess(port) as successor:
+        async with DrafterProcess(port=port) as successor:
             driver.members([successor.member])
             again = ToyVerifier(driver, 2)
             await eventually(lambda: driver.state(successor.incarnation) is DrafterState.READY)
-            assert await again.generate(NUM_TOKENS, lambda _: asyncio.sleep(0.002)) == EXPECTED
+            assert await again.generate(NUM_TOKENS, step_time(0.002)) == EXPECTED
             assert again.num_accepted > 0.3 * NUM_TOKENS
 
 
@@ -151,16 +151,20 @@ async def test_a_stopped_drafter_blocks_nothing_and_is_lost_in_seconds():
         victim.resume()
 
 
-async def test_a_drafter_that_is_told_to_end_drains():
+async def test_a_drafter_that_is_told_to_end_drains(tmp_path):
     """F30: SIGTERM. Its sessions move, it ends by itself, and nothing is an error."""
-    async with DrafterProcess() as leaving, DrafterProcess() as other, DraftDriver() as driver:
+    config = tmp_path / "drafter.yaml"
+    config.write_text("max_sessions: 2")
+    async with (
+        DrafterProcess() as leaving,
+        DrafterProcess("--config", str(config)) as other,
+        DraftDriver() as driver,
+    ):
         await driver.ready(leaving.member, other.member)
-        verifiers = [ToyVerifier(driver, seq) for seq in range(4)]
-        texts = asyncio.gather(
-            *(v.generate(NUM_TOKENS, lambda _: asyncio.sleep(0.01)) for v in verifiers)
-        )
+        verifiers = [ToyVerifier(driver, seq) for seq in range(6)]
+        texts = asyncio.gather(*(v.generate(NUM_TOKENS, step_time(0.01)) for v in verifiers))
         await asyncio.sleep(0.1)
         assert await leaving.terminate() == 0
-        assert await texts == [EXPECTED] * 4
+        assert await texts == [EXPECTED] * 6
         assert driver.client.counters.session_errors == 0
         assert not other.is_stopped()

@@ -1,0 +1,246 @@
+"""A model that drafts for itself is right in every round; another model changes nothing but speed.
+
+Model, drafter and verifier are the real ones, over real gRPC. In float32 nothing is forgiven.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import shutil
+import time
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from cluster.config import (
+    DrafterConfig,
+    KVCacheConfig,
+    ModelConfig,
+    SpeculationConfig,
+    VerifierConfig,
+)
+from cluster.types import FinishEvent, GenerationRequest, Member, Path, SamplingParams, TokensEvent
+from drafter_service.service import DrafterService
+from router.generation_client import GenerationClient
+from tests.support.polling import eventually
+from tests.support.tiny_models import make_tiny_model, save_tokenizer
+from verifier_service.service import VerifierService
+
+GREEDY = SamplingParams(temperature=0.0)
+SEEDED = SamplingParams(temperature=1.0)
+SAMPLINGS = [GREEDY, SEEDED, SamplingParams(temperature=0.7, top_p=0.9)]
+DEPTH = 4
+
+
+@dataclass
+class Answer:
+    """What one request got."""
+
+    token_ids: list[int] = field(default_factory=list)
+    rounds: list[tuple[int, int]] = field(default_factory=list)
+    """(drafted, accepted) of each step."""
+    finish: FinishEvent | None = None
+
+    def take(self, event) -> None:
+        if isinstance(event, TokensEvent):
+            self.token_ids += event.token_ids
+            self.rounds.append((event.num_draft_tokens, sum(event.drafted)))
+        else:
+            assert isinstance(event, FinishEvent), event
+            self.finish = event
+
+    @property
+    def drafted_rounds(self) -> list[tuple[int, int]]:
+        return [(drafted, accepted) for drafted, accepted in self.rounds if drafted]
+
+    @property
+    def all_accepted(self) -> bool:
+        return all(drafted == accepted for drafted, accepted in self.rounds)
+
+
+class Pair:
+    """A verifier, a model drafter and a client of the verifier."""
+
+    def __init__(self, verifier, drafter, client):
+        self.verifier, self.drafter, self.client = verifier, drafter, client
+        self._num_requests = 0
+
+    def request(self, prompt, sampling=GREEDY, max_tokens=110, path=Path.SPECULATIVE):
+        self._num_requests += 1
+        return GenerationRequest(
+            request_id=str(self._num_requests),
+            request_key=sum(prompt),
+            prompt_ids=tuple(prompt),
+            sampling=sampling,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            path=path,
+        )
+
+    async def generate(self, request, watch=lambda answer: None) -> Answer:
+        answer = Answer()
+        async for events in self.client.submit(request):
+            for event in events:
+                answer.take(event)
+            watch(answer)
+        return answer
+
+    async def generate_all(self, requests) -> list[Answer]:
+        return await asyncio.gather(*map(self.generate, requests))
+
+    async def generate_plain(self, requests) -> list[list[int]]:
+        plain = [
+            dataclasses.replace(r, path=Path.PLAIN, request_id=f"plain-{r.request_id}")
+            for r in requests
+        ]
+        return [answer.token_ids for answer in await self.generate_all(plain)]
+
+
+@contextlib.asynccontextmanager
+async def running(target, draft_model, *, draft_blocks=400, **draft):
+    """Services as they run in a cluster, in one process."""
+
+    def model(folder, **fields):
+        return ModelConfig(source=str(folder), dtype="float32", **fields)
+
+    verifier_config = VerifierConfig(
+        model=model(target),
+        kv_cache=KVCacheConfig(num_blocks=400),
+        speculation=SpeculationConfig(num_speculative_tokens=DEPTH, draft_deadline_ms=5_000),
+    )
+    drafter_config = DrafterConfig(
+        kind="model",
+        model=model(draft_model, **draft),
+        kv_cache=KVCacheConfig(num_blocks=draft_blocks, block_size=4),
+    )
+    verifier = await VerifierService.start(verifier_config, host="127.0.0.1")
+    drafter = await DrafterService.start(drafter_config, host="127.0.0.1")
+    verifier.update_drafters(
+        {drafter.incarnation: Member(drafter.incarnation, drafter.address, model=drafter.name)}
+    )
+    member = Member(verifier.incarnation, verifier.address)
+    client = GenerationClient(member, "router", verifier.card.fingerprint, time.monotonic)
+    await eventually(lambda: client.usable)
+    await eventually(lambda: [load.state for load in verifier.load().drafters] == ["ready"])
+    try:
+        yield Pair(verifier, drafter, client)
+        await eventually(lambda: drafter.num_sessions == 0)
+    finally:
+        await client.close()
+        await verifier.stop(0.0)
+        await drafter.stop(0.0)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return make_tiny_model(tmp_path_factory.mktemp("target"), seed=1)
+
+
+@pytest.fixture
+async def self_draft(target):
+    async with running(target, target) as pair:
+        yield pair
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+async def test_every_round_is_accepted(self_draft, sampling):
+    """G1: not only the first. G2: the same prompt again fares the same."""
+    requests = [self_draft.request(range(10, 30), sampling) for _ in range(2)]
+    first, second = [await self_draft.generate(request) for request in requests]
+    for answer in (first, second):
+        assert len(answer.drafted_rounds) >= 20
+        assert answer.all_accepted
+    assert first.token_ids == second.token_ids
+    assert [first.token_ids] == await self_draft.generate_plain(requests[:1])
+
+
+async def test_every_round_is_accepted_in_a_batch(self_draft):
+    """I2: eight sessions draft as well as one."""
+    requests = [self_draft.request(range(10 + i, 20 + 7 * i), SAMPLINGS[i % 3]) for i in range(8)]
+    answers = await self_draft.generate_all(requests)
+    for answer in answers:
+        assert len(answer.drafted_rounds) >= 20
+        assert answer.all_accepted
+    assert [a.token_ids for a in answers] == await self_draft.generate_plain(requests)
+
+
+async def test_every_round_is_accepted_though_the_pool_holds_few_sessions(target):
+    async with running(target, target, draft_blocks=45) as pair:
+        requests = [pair.request(range(10 + i, 30 + i), SAMPLINGS[i % 3], 60) for i in range(6)]
+        answers = await pair.generate_all(requests)
+        assert sum(len(answer.drafted_rounds) for answer in answers) >= 20
+        assert all(answer.all_accepted for answer in answers)
+        assert [a.token_ids for a in answers] == await pair.generate_plain(requests)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=str)
+async def test_a_plain_stretch_leaves_no_hole(self_draft, sampling):
+    """L3: ten rounds, a stretch of plain steps, and every round after it is accepted again."""
+    request = self_draft.request(range(10, 30), sampling, max_tokens=260)
+    switched_at: list[int] = []
+
+    def switch(answer, path):
+        switched_at.append(len(answer.rounds))
+        self_draft.client.set_path(request.request_id, path)
+
+    def watch(answer):
+        if not switched_at and len(answer.drafted_rounds) >= 10:
+            switch(answer, Path.PLAIN)
+        elif len(switched_at) == 1 and answer.rounds[switched_at[0] :].count((0, 0)) >= 30:
+            switch(answer, Path.SPECULATIVE)
+
+    answer = await self_draft.generate(request, watch)
+    after = [drafted for drafted, _ in answer.rounds[switched_at[1] :] if drafted]
+    assert len(after) >= 20
+    assert answer.all_accepted
+    assert [answer.token_ids] == await self_draft.generate_plain([request])
+
+
+def blurred(folder, target, amount):
+    """A draft model: the target's weights with some noise on them."""
+    model = AutoModelForCausalLM.from_pretrained(target)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 1 + amount * torch.randn(parameter.shape, generator=generator)
+    model.save_pretrained(folder)
+    for file in target.glob("tokenizer*"):
+        shutil.copy(file, folder)
+    return folder
+
+
+async def test_another_model_changes_nothing_but_speed(target, tmp_path):
+    async with running(target, blurred(tmp_path, target, 0.03)) as pair:
+        requests = [pair.request(range(10 + i, 30 + i), SAMPLINGS[i % 3], 60) for i in range(6)]
+        answers = await pair.generate_all(requests)
+        assert [a.token_ids for a in answers] == await pair.generate_plain(requests)
+        rounds = [r for answer in answers for r in answer.drafted_rounds]
+        num_drafted, num_accepted = (sum(column) for column in zip(*rounds, strict=True))
+        assert 0.2 < num_accepted / num_drafted < 0.95
+
+
+async def test_a_short_window_drafts_as_far_as_it_reaches(target):
+    """J2: the same ids; plain beyond the drafter's window."""
+    async with running(target, target, max_model_len=64) as pair:
+        requests = [pair.request(range(10, 30)), pair.request(range(10, 90))]
+        answers = await pair.generate_all(requests)
+        assert [a.token_ids for a in answers] == await pair.generate_plain(requests)
+        assert all(answer.all_accepted for answer in answers)
+        assert 5 <= len(answers[0].drafted_rounds) <= 44 / DEPTH
+        assert not answers[1].drafted_rounds
+
+
+async def test_a_target_padded_further_is_drafted_for(target, tmp_path):
+    """K1: until it emits an id that the draft model has no row for."""
+    padded = make_tiny_model(tmp_path / "padded", seed=2, vocab_size=160)
+    save_tokenizer(padded, 128)
+    async with running(padded, target) as pair:
+        requests = [pair.request(range(10 + i, 30 + i), SEEDED, 40) for i in range(4)]
+        answers = await pair.generate_all(requests)
+        assert any(answer.drafted_rounds for answer in answers)
+        assert any(token_id >= 128 for answer in answers for token_id in answer.token_ids)
+        assert [a.token_ids for a in answers] == await pair.generate_plain(requests)
