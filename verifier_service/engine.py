@@ -207,7 +207,7 @@ class Engine:
                 sequence, FinishEvent(request_id, emission.finish_reason, speculation.stats())
             )
             self._remove(sequence.seq)
-        elif speculation.opened:
+        elif speculation.trie is not None:
             speculation.trie.commit(emission.token_ids)
             self._outbox.commits.append(DraftCommit(sequence.seq, start, emission.token_ids))
 
@@ -266,9 +266,7 @@ class Engine:
         sequence = Sequence(message.seq, request, stop_ids, self._runner.max_model_len)
         depth = request.num_speculative_tokens or self._speculation.num_speculative_tokens
         speculation = Speculation(
-            DraftTrie(sequence.token_ids, self._runner.vocab_size),
-            min(depth, self._speculation.num_speculative_tokens),
-            request.path,
+            min(depth, self._speculation.num_speculative_tokens), request.path
         )
         deadline = time.monotonic() + request.deadline_ms / 1e3 if request.deadline_ms else None
         self._generations[message.seq] = _Generation(sequence, speculation, deadline)
@@ -296,7 +294,7 @@ class Engine:
         return None
 
     def _open(self, sequence: Sequence, speculation: Speculation) -> None:
-        speculation.opened = True
+        speculation.trie = DraftTrie(sequence.token_ids, self._runner.vocab_size)
         request = sequence.request
         self._outbox.opens.append(
             DraftOpen(
@@ -317,25 +315,23 @@ class Engine:
         if speculation.path is path:
             return
         speculation.path = path
-        if not speculation.opened:
-            if speculation.wanted:
-                speculation.trie = DraftTrie(generation.sequence.token_ids, self._runner.vocab_size)
-                self._open(generation.sequence, speculation)
-        elif path is Path.PLAIN:
-            self._outbox.pauses.append(seq)
-        else:
-            self._outbox.resumes.append(seq)
+        if speculation.trie is not None:
+            self._outbox.paused[seq] = path is Path.PLAIN
+        elif speculation.wanted:
+            self._open(generation.sequence, speculation)
 
     def _take_draft(self, message: DraftArrived) -> None:
         generation = self._generations.get(message.seq)
-        if generation is None:
+        if generation is None or generation.speculation.trie is None:
             return  # It finished while the draft was on its way.
         speculation = generation.speculation
-        outcome = speculation.trie.insert(message.draft)
+        outcome = generation.speculation.trie.insert(message.draft)
         self.draft_outcomes[outcome] += 1
-        if outcome is not DraftOutcome.UNKNOWN_ANCHOR:
+        if speculation.answered:
             speculation.late = speculation.resynced = False
-        elif not speculation.resynced:
+        if outcome is DraftOutcome.MALFORMED:
+            self._outbox.malformed.append(message.seq)
+        elif outcome is DraftOutcome.UNKNOWN_ANCHOR and not speculation.resynced:
             # Once: a drafter that keeps naming unknown anchors gets no loop out of us.
             speculation.resynced = True
             self._outbox.resyncs.append(message.seq)
@@ -357,7 +353,7 @@ class Engine:
     def _remove(self, seq: int) -> None:
         generation = self._generations.pop(seq)
         self._scheduler.remove(generation.sequence)
-        if generation.speculation.opened:
+        if generation.speculation.trie is not None:
             self._outbox.closes.append(seq)
 
     def _propose(self, sequence: Sequence, max_len: int) -> tuple[int, ...]:

@@ -23,23 +23,25 @@ class Outbox:
     opens: list[DraftOpen] = field(default_factory=list)
     commits: list[DraftCommit] = field(default_factory=list)
     resyncs: list[int] = field(default_factory=list)
-    pauses: list[int] = field(default_factory=list)
-    resumes: list[int] = field(default_factory=list)
+    malformed: list[int] = field(default_factory=list)
+    paused: dict[int, bool] = field(default_factory=dict)
+    """Last word of this step on each session: paused, or resumed."""
     closes: list[int] = field(default_factory=list)
     verdicts: list[DraftVerdict] = field(default_factory=list)
 
     @property
     def empty(self) -> bool:
-        orders = (self.opens, self.commits, self.resyncs, self.pauses, self.resumes, self.closes)
-        return not (self.events or self.verdicts or any(orders))
+        sessions = (self.opens, self.commits, self.resyncs, self.malformed, self.closes)
+        return not (self.events or self.verdicts or self.paused or any(sessions))
 
     def output(self, load: VerifierLoad) -> EngineOutput:
         orders = DraftOrders(
             opens=tuple(self.opens),
             commits=tuple(self.commits),
             resyncs=tuple(self.resyncs),
-            pauses=tuple(self.pauses),
-            resumes=tuple(self.resumes),
+            malformed=tuple(self.malformed),
+            pauses=tuple(seq for seq, paused in self.paused.items() if paused),
+            resumes=tuple(seq for seq, paused in self.paused.items() if not paused),
             closes=tuple(self.closes),
         )
         return EngineOutput(tuple(self.events), orders, tuple(self.verdicts), load)

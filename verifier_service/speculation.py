@@ -10,17 +10,17 @@ from verifier_service.draft_trie import DraftTrie
 
 @dataclass(slots=True)
 class Speculation:
-    """Invariant: `late` is set only by a deadline that passed, and cleared only by a draft, so that
-    a drafter that hangs costs a sequence one deadline and no more."""
+    """Invariant: `late` is set only by a deadline that passed, and cleared only by a draft for the
+    newest committed token, so that a drafter that hangs costs a sequence one deadline, no more."""
 
-    trie: DraftTrie
     depth: int
     """Most drafts verified in a step; 0 means that this request never drafts."""
     path: Path
+    trie: DraftTrie | None = None
+    """From the first order of a session on, which the draft client keeps alive until it is closed;
+    so a request that is always plain pays for none of this."""
     drafter: str = ""
     incarnation: str = ""
-    opened: bool = False
-    """A session was ordered; the draft client keeps it alive until it is closed."""
     live: bool = False
     """A drafter serves the session now."""
     late: bool = False
@@ -35,13 +35,17 @@ class Speculation:
         return self.path is Path.SPECULATIVE and self.depth > 0
 
     @property
+    def answered(self) -> bool:
+        return self.trie is not None and self.trie.answered
+
+    @property
     def due(self) -> bool:
         """Whether a draft is on its way that is worth a short wait."""
-        return self.wanted and self.live and not self.late and not self.trie.answered
+        return self.wanted and self.live and not self.late and not self.answered
 
     def propose(self, max_len: int) -> tuple[int, ...]:
         """The drafts to verify now."""
-        if not self.wanted:
+        if not self.wanted or self.trie is None:
             return ()
         return self.trie.best_chain(min(max_len, self.depth))
 

@@ -226,6 +226,37 @@ def test_a_silent_drafter_costs_one_deadline_and_no_more():
     assert deadline_ms / 1e3 <= time.monotonic() - started < 3 * deadline_ms / 1e3
 
 
+def test_a_drafter_that_answers_only_what_is_past_costs_one_deadline_too():
+    """Malformed drafts, and drafts for a token that is long committed, are no answer."""
+    law = hashed_law()
+    deadline_ms = 50.0
+    driver = EngineDriver(
+        ScriptedRunner(law),
+        drafter=lambda committed, request: None,
+        speculation=SpeculationConfig(draft_deadline_ms=deadline_ms),
+    )
+    seq = driver.submit([3, 4], max_tokens=30, ignore_eos=True)
+    started = time.monotonic()
+    while not driver.results[seq].ended:
+        driver.engine.inbox.put(DraftArrived(seq, chain_draft([3, 4], [VOCAB_SIZE])))
+        driver.engine.inbox.put(DraftArrived(seq, chain_draft([3, 4], [5])))
+        driver.step()
+    assert time.monotonic() - started < 3 * deadline_ms / 1e3
+    assert any(output.orders.malformed for output in driver.outputs)
+
+
+def test_the_last_word_on_a_path_in_one_step_holds():
+    driver = EngineDriver(ScriptedRunner(hashed_law()), drafter=lambda committed, request: [])
+    seq = driver.submit([3, 4], max_tokens=30, ignore_eos=True)
+    driver.step()
+    for path in (Path.PLAIN, Path.SPECULATIVE, Path.PLAIN):
+        driver.engine.inbox.put(PathChanged(seq, path))
+    driver.step()
+    orders = [output.orders for output in driver.outputs]
+    assert [seq for order in orders for seq in order.pauses] == [seq]
+    assert not any(order.resumes for order in orders)
+
+
 def test_a_late_draft_is_used_as_far_as_it_still_fits():
     law = hashed_law()
     runner = ScriptedRunner(law)

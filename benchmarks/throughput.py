@@ -1,0 +1,70 @@
+"""Tokens per second over HTTP, alone and concurrent, plain and speculative, in one run.
+
+    python -m benchmarks.throughput [--max-tokens 96]
+
+Three kinds of text: free prose, which an n-gram drafter can do little with, code, and copying.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from benchmarks.http_streams import Streams, run_streams
+from tests.support import prompts
+from tests.support.local_system import LocalSystem
+
+PORT = 8918
+CONCURRENCIES = (1, 8, 32)
+KINDS = {
+    "prose": prompts.CHAT,
+    "code": prompts.CODE,
+    "copy": [prompts.COPY_TASK[: len(prompts.COPY_TASK) - 8 * index] for index in range(8)],
+}
+
+
+async def _measure(
+    system: LocalSystem, model: str, kind: str, concurrency: int, mode: str, max_tokens: int
+) -> Streams:
+    texts = KINDS[kind]
+    bodies = [
+        {
+            "model": model,
+            "prompt": texts[index % len(texts)],
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "speculation": {"mode": mode},
+        }
+        for index in range(concurrency)
+    ]
+    return await run_streams(system.url, bodies)
+
+
+async def _table(system: LocalSystem, max_tokens: int) -> None:
+    model = system.cluster()["verifiers"][0]["model"]
+    print(f"{'text':8}{'streams':>8}{'off tok/s':>11}{'on tok/s':>10}{'on / off':>10}")
+    for kind in KINDS:
+        for concurrency in CONCURRENCIES:
+            speeds = {}
+            for mode in ("off", "on"):
+                run = await _measure(system, model, kind, concurrency, mode, max_tokens)
+                speeds[mode] = run.tokens_per_s
+            ratio = speeds["on"] / speeds["off"]
+            print(
+                f"{kind:8}{concurrency:8}{speeds['off']:11.1f}{speeds['on']:10.1f}{ratio:10.2f}",
+                flush=True,
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--max-tokens", type=int, default=96)
+    arguments = parser.parse_args()
+    with LocalSystem(port=PORT) as system:
+        print(f"ready after {system.started_in_s:.1f} s")
+        asyncio.run(_table(system, arguments.max_tokens))
+
+
+if __name__ == "__main__":
+    main()
