@@ -128,7 +128,7 @@ class DrafterConfig(Section):
     """Of the draft model; sessions that do not fit are computed anew when their turn comes."""
     max_step_tokens: Annotated[int, Field(ge=1)] | None = None
     """Tokens in one forward of the draft model, of which prompts take what drafting leaves; by
-    default 32 on a CPU, where more cost in proportion, else 512."""
+    default 32 on a CPU, which takes larger pieces hardly faster, else 512."""
     max_sessions: Annotated[int, Field(ge=1)] = 1024
     """Sessions open at once, over all verifiers; an open beyond that is refused."""
     max_speculative_tokens: Annotated[int, Field(ge=1, le=64)] = 16

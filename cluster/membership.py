@@ -7,7 +7,7 @@ dial one another directly: no call is made for it, and nothing on the hot path a
 The replicas stand in an attribute of the handle that Ray does not promise to keep. The documented
 way to see them, a request router of one's own on the watched deployment, is refused under Serve's
 HAProxy ingress for the first deployment of an application, which ours are. tests/end_to_end/
-test_membership.py holds this module to what it says.
+test_serve.py holds this module to what it says: members find one another, and a new one is found.
 
 This module and launcher.py are the two of the package that import Ray.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -32,6 +33,14 @@ logger = logging.getLogger("ray.serve")
 
 Listener = Callable[[Members], None]
 
+DEPLOYMENT_OPTIONS: Mapping[str, Any] = {
+    "health_check_period_s": 5,
+    "health_check_timeout_s": 10,
+    "graceful_shutdown_timeout_s": 20,
+    "graceful_shutdown_wait_loop_s": 0.1,
+}
+"""What every deployment of ours starts from; the Serve YAML may say otherwise."""
+
 _EXISTENCE_POLL_S = 1.0
 _LOOK_S = 0.1
 """Between two looks at the replicas, which cost nothing while they are unchanged."""
@@ -40,6 +49,21 @@ _LOOK_S = 0.1
 def bind_host(config: RpcConfig) -> str:
     """The address that a member's gRPC server binds to and its peers dial."""
     return ray.util.get_node_ip_address() if config.bind_host == "auto" else config.bind_host
+
+
+def this_replica(
+    incarnation: str, address: str = "", model: str = "", fingerprint: str = ""
+) -> Member:
+    """The member that this Serve replica is."""
+    return Member(
+        incarnation=incarnation,
+        address=address,
+        replica_id=serve.get_replica_context().replica_id.unique_id,
+        node_id=ray.get_runtime_context().get_node_id(),
+        pid=os.getpid(),
+        model=model,
+        fingerprint=fingerprint,
+    )
 
 
 def member_metadata(member: Member) -> dict[str, Any]:

@@ -6,15 +6,12 @@ the replica's own gRPC server, which Serve never sees.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import ray
 from ray import serve
 
 from cluster.config import DrafterConfig
-from cluster.membership import bind_host, member_metadata
-from cluster.types import Member
+from cluster.membership import DEPLOYMENT_OPTIONS, bind_host, member_metadata, this_replica
 from drafter_service.service import DrafterService
 
 
@@ -26,17 +23,8 @@ class DrafterReplica:
         self._service = await DrafterService.start(config, host=bind_host(config.rpc))
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        context = serve.get_replica_context()
-        return member_metadata(
-            Member(
-                incarnation=self._service.incarnation,
-                address=self._service.address,
-                replica_id=context.replica_id.unique_id,
-                node_id=ray.get_runtime_context().get_node_id(),
-                pid=os.getpid(),
-                model=self._service.name,
-            )
-        )
+        service = self._service
+        return member_metadata(this_replica(service.incarnation, service.address, service.name))
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve sees no draft traffic, so the policy is told."""
@@ -54,10 +42,7 @@ Drafter = serve.deployment(
     DrafterReplica,
     name="Drafter",
     max_ongoing_requests=1_000,
-    health_check_period_s=5,
-    health_check_timeout_s=10,
-    graceful_shutdown_timeout_s=20,
-    graceful_shutdown_wait_loop_s=0.1,
+    **DEPLOYMENT_OPTIONS,
 )
 
 

@@ -201,8 +201,9 @@ class PagedStep:
         places: torch.Tensor,
     ) -> None:
         """
-        slots   # [n] where each packed token's keys and values go
-        places  # [n] where each packed row is among the rows of all groups' tiles
+        slots   # [num_tokens] where each packed token's keys and values go
+        places  # [n] where each packed row is among the rows of all groups' tiles; rows beyond
+                # num_tokens fill the step up, and are not kept
         """
         self._pool = pool
         self._slots = slots
@@ -219,7 +220,8 @@ class PagedStep:
         scaling: float,
         sliding_window: int | None,
     ) -> torch.Tensor:
-        self._pool.write(layer, self._slots, key, value)
+        num_tokens = len(self._slots)
+        self._pool.write(layer, self._slots, key[:, :num_tokens], value[:, :num_tokens])
         outputs = []
         for index, group in enumerate(self._groups):
             keys, values = self._pool.gather(layer, group.units)
@@ -316,9 +318,12 @@ def padded_context_len(position: int) -> int:
 
 
 def plan_step(
-    pool: KVPool, spans: Sequence[Span], tiling: Tiling, device: torch.device
+    pool: KVPool, spans: Sequence[Span], num_fillers: int, tiling: Tiling, device: torch.device
 ) -> PagedStep:
-    """Lay out one forward: where each token goes, and which rows are computed together."""
+    """Lay out one forward: where each token goes, and which rows are computed together.
+
+    `num_fillers` rows at the end copy the last token and are not kept.
+    """
     tiles_by_shape: dict[tuple[int, int], list[Span]] = {}
     for tile in (tile for span in spans for tile in _tiles(span, tiling)):
         shape = (padded_context_len(tile.start), _filled_rows(tile.num_tokens, tiling))
@@ -332,7 +337,13 @@ def plan_step(
         for position in range(span.start, span.start + span.num_tokens)
     ]
     places = _places(tiles_by_shape, len(slots))
-    return PagedStep(pool, torch.tensor(slots, device=device), groups, places.to(device))
+    places += places[-1:] * num_fillers
+    return PagedStep(
+        pool,
+        torch.tensor(slots, device=device),
+        groups,
+        torch.tensor(places, device=device),
+    )
 
 
 def _tiles(span: Span, tiling: Tiling) -> list[Span]:
@@ -382,13 +393,13 @@ def _context_units(
     return units[:, : context_len // pool.unit_len]
 
 
-def _places(tiles_by_shape: dict[tuple[int, int], list[Span]], num_rows: int) -> torch.Tensor:
-    """[num_rows] where each packed row is among the rows of all tiles."""
-    places = torch.empty(num_rows, dtype=torch.long)
+def _places(tiles_by_shape: dict[tuple[int, int], list[Span]], num_rows: int) -> list[int]:
+    """Where each packed row is among the rows of all tiles."""
+    places = [0] * num_rows
     first_place = 0
     for (_, tile_rows), tiles in sorted(tiles_by_shape.items()):
         for tile in tiles:
             rows = slice(tile.first_row, tile.first_row + tile.num_tokens)
-            places[rows] = torch.arange(first_place, first_place + tile.num_tokens)
+            places[rows] = range(first_place, first_place + tile.num_tokens)
             first_place += tile_rows
     return places

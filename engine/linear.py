@@ -21,7 +21,7 @@ from engine.tiling import FIXED_TILES, ONEDNN_TILES, Tiling, choose_tiling
 logger = logging.getLogger(__name__)
 
 Product = Callable[[torch.Tensor], torch.Tensor]
-"""[n, in_features] -> [n, out_features]"""
+"""[..., in_features] -> [..., out_features]"""
 
 _MAX_PROBED_OUTPUTS = 1 << 19
 
@@ -38,12 +38,15 @@ class TiledLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., in_features] -> [..., out_features]"""
-        rows = x.reshape(-1, self.in_features)
+        num_rows = x.numel() // self.in_features
+        if self.tiling.min_rows <= num_rows <= self.tiling.max_rows:
+            return self.product(x)
+        rows = x.reshape(num_rows, self.in_features)
         tiles = [self._tile(tile) for tile in torch.split(rows, self.tiling.max_rows)]
-        output = tiles[0] if len(tiles) == 1 else torch.cat(tiles)
-        return output.view(*x.shape[:-1], self.out_features)
+        return torch.cat(tiles).view(*x.shape[:-1], self.out_features)
 
     def _tile(self, rows: torch.Tensor) -> torch.Tensor:
+        """The product of at most max_rows rows; fewer than min_rows are repeated to fill it."""
         num_rows = len(rows)
         if 0 < num_rows < self.tiling.min_rows:
             num_copies = -(-self.tiling.min_rows // num_rows)
@@ -51,13 +54,15 @@ class TiledLinear(nn.Module):
         return self.product(rows)[:num_rows]
 
 
-def replace_linears(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+def replace_linears(model: nn.Module, dtype: torch.dtype, device: torch.device) -> int:
     """Put a TiledLinear in the place of every linear layer of a model on a CPU.
 
     The layer's own weight goes when it is packed; one that is tied to the embedding stays there.
+    Returns the number of rows below which layers fill their tiles up: a step that is filled up
+    once, before its first layer, costs less.
     """
     if device.type != "cpu":
-        return
+        return 1
     tilings: dict[tuple[int, int], Tiling] = {}
     for module in list(model.modules()):
         for name, child in module.named_children():
@@ -69,6 +74,7 @@ def replace_linears(model: nn.Module, dtype: torch.dtype, device: torch.device) 
                 tiled.tiling = tilings[shape]
                 setattr(module, name, tiled)
     _warn_of_other_products(model)
+    return max((tiling.min_rows for tiling in tilings.values()), default=1)
 
 
 def kernel_class(dtype: torch.dtype, device: torch.device) -> str:

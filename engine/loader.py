@@ -46,7 +46,9 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     layer_shapes: tuple[LayerShape, ...]
-    """Keys and values of a token, per layer."""
+    """Attention of every layer."""
+    min_step_rows: int
+    """Steps of fewer tokens are filled up; see engine/linear.py."""
 
 
 def load_model(config: ModelConfig) -> LoadedModel:
@@ -58,7 +60,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     device = _device(config.device)
     dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
     model = _load(folder, model_config, dtype, device)
-    replace_linears(model, dtype, device)
+    min_step_rows = replace_linears(model, dtype, device)
     identity = _identity(folder, weight_files, dtype, device)
     return LoadedModel(
         model=model,
@@ -66,6 +68,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
         dtype=dtype,
         device=device,
         layer_shapes=_layer_shapes(model),
+        min_step_rows=min_step_rows,
     )
 
 

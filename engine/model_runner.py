@@ -32,6 +32,7 @@ class ModelRunner:
 
     def __init__(self, loaded: LoadedModel, kv_config: KVCacheConfig) -> None:
         self._model = loaded.model
+        self._min_step_rows = loaded.min_step_rows
         self.card: ModelCard = loaded.card
         self.device = loaded.device
         self.kv = KVCacheManager(_num_blocks(loaded, kv_config), kv_config.block_size)
@@ -60,10 +61,11 @@ class ModelRunner:
         only. Returns [sum of num_logits, vocab_size] float32 in the order of the slices.
         """
         token_ids, positions, wanted, spans = _pack(slices)
-        step = plan_step(self._pool, spans, self._tiling, self.device)
+        num_fillers = max(0, self._min_step_rows - len(token_ids))
+        step = plan_step(self._pool, spans, num_fillers, self._tiling, self.device)
         output = self._model(
-            input_ids=self._tensor([token_ids]),
-            position_ids=self._tensor([positions]),
+            input_ids=self._tensor([token_ids + token_ids[-1:] * num_fillers]),
+            position_ids=self._tensor([positions + positions[-1:] * num_fillers]),
             use_cache=False,
             logits_to_keep=self._tensor(wanted),
             attention_step=step,

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from typing import Any
 
-import ray
 from fastapi import FastAPI
 from ray import serve
 
 from cluster.config import RouterConfig
-from cluster.membership import MemberWatch
+from cluster.membership import DEPLOYMENT_OPTIONS, MemberWatch, this_replica
 from cluster.rpc import new_incarnation
-from cluster.types import Member, Members
+from cluster.types import Members
 from router.api import create_app
 from router.service import RouterService
 
@@ -32,7 +30,7 @@ class RouterReplica:
     """One replica: the service, fed with what Serve knows."""
 
     async def __init__(self, config: RouterConfig) -> None:  # type: ignore[misc]  # Serve awaits it.
-        self._service = RouterService(config, identity=_identity())
+        self._service = RouterService(config, identity=this_replica(new_incarnation()))
         self._service.start()
         self._fingerprint = ""
         self._verifiers_changed = asyncio.Event()
@@ -80,24 +78,11 @@ class RouterReplica:
             self._service.serve_model(card)
 
 
-def _identity() -> Member:
-    return Member(
-        incarnation=new_incarnation(),
-        address="",
-        replica_id=serve.get_replica_context().replica_id.unique_id,
-        node_id=ray.get_runtime_context().get_node_id(),
-        pid=os.getpid(),
-    )
-
-
 Router = serve.deployment(
     RouterReplica,
     name="Router",
     max_ongoing_requests=10_000,  # The router's own admission refuses in OpenAI's shape.
-    health_check_period_s=5,
-    health_check_timeout_s=10,
-    graceful_shutdown_timeout_s=20,
-    graceful_shutdown_wait_loop_s=0.1,
+    **DEPLOYMENT_OPTIONS,
 )
 
 

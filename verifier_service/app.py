@@ -6,19 +6,19 @@ the replica's own gRPC server.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import ray
 from ray import serve
 
 from cluster.config import VerifierConfig
 from cluster.membership import (
+    DEPLOYMENT_OPTIONS,
     MemberWatch,
     bind_host,
     member_metadata,
+    this_replica,
 )
-from cluster.types import Member, ModelCard
+from cluster.types import ModelCard
 from verifier_service.service import VerifierService
 
 
@@ -31,18 +31,16 @@ class VerifierReplica:
         self._drafters = MemberWatch("Drafter", config.drafter_app, self._service.update_drafters)
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        context = serve.get_replica_context()
+        service = self._service
         return member_metadata(
-            Member(
-                incarnation=self._service.incarnation,
-                address=self._service.address,
-                replica_id=context.replica_id.unique_id,
-                node_id=ray.get_runtime_context().get_node_id(),
-                pid=os.getpid(),
-                model=self._service.card.name,
-                fingerprint=self._service.card.fingerprint,
+            this_replica(
+                service.incarnation, service.address, service.card.name, service.card.fingerprint
             )
         )
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve sees no token traffic, so the policy is told."""
+        return self._service.autoscaling_stats()
 
     async def model_card(self) -> ModelCard:
         """What a router must know of the model."""
@@ -61,10 +59,7 @@ Verifier = serve.deployment(
     VerifierReplica,
     name="Verifier",
     max_ongoing_requests=1_000,
-    health_check_period_s=5,
-    health_check_timeout_s=10,
-    graceful_shutdown_timeout_s=20,
-    graceful_shutdown_wait_loop_s=0.1,
+    **DEPLOYMENT_OPTIONS,
 )
 
 

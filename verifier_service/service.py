@@ -67,6 +67,16 @@ class VerifierService:
     def load(self) -> VerifierLoad:
         return dataclasses.replace(self._engine.load(), drafters=self._draft_client.loads())
 
+    def autoscaling_stats(self) -> dict[str, float]:
+        """The load as flat figures."""
+        load = self._engine.load()
+        return {
+            "running": float(load.running),
+            "waiting": float(load.waiting),
+            "kv_usage": load.kv_blocks_used / load.kv_blocks_total,
+            "step_ms": load.step_ms,
+        }
+
     def check_health(self) -> None:
         """Raise InternalError if work waits and the engine does not step."""
         stalled_s = self._engine.stalled_for_s()

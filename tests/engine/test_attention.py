@@ -46,7 +46,7 @@ class Sequences:
         for sequence, start, end in pieces:
             spans.append(Span(first_row, start, end - start, self.tables[sequence]))
             first_row += end - start
-        step = plan_step(self.pool, spans, self.tiling, CPU)
+        step = plan_step(self.pool, spans, 0, self.tiling, CPU)
 
         def packed(tensors: list[torch.Tensor]) -> torch.Tensor:
             return torch.cat([tensors[s][:, start:end] for s, start, end in pieces], dim=1)
