@@ -96,6 +96,8 @@ class TokensEvent:
     """Per id: it was an accepted draft."""
     num_draft_tokens: int = 0
     """Drafts verified in the step that made these ids."""
+    refused_ids: tuple[int, ...] = ()
+    """Those of them that the target did not draw."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ class DrafterService:
             max_sessions=config.max_sessions,
             max_speculative_tokens=config.max_speculative_tokens,
             max_context_len=max_context_len,
+            kind=config.kind,
         )
         self._table = SessionTable(config.max_sessions, config.session_ttl_s, max_context_len)
         self._draft_loop = DraftLoop(self._table, drafter, config.max_speculative_tokens)

@@ -300,7 +300,9 @@ def _choose_layer_tiling(shape: LayerShape, dtype: torch.dtype, device: torch.de
         query = rows.transpose(0, 1).unsqueeze(1)
         return tile_attention(query, keys, values, mask, shape.head_dim**-0.5)[0]
 
-    return choose_tiling(compute, draw(256, shape.num_heads, shape.head_dim))
+    # A tile of one row is still a product of two or more where KV heads are shared.
+    min_rows = 1 if shape.num_heads > shape.num_kv_heads else 2
+    return choose_tiling(compute, draw(256, shape.num_heads, shape.head_dim), min_rows)
 
 
 # --- planning a forward -----------------------------------------------------------------------

@@ -16,13 +16,15 @@ from torch import nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from engine.tiling import FIXED_TILES, ONEDNN_TILES, Tiling, choose_tiling
+from engine.tiling import FIXED_TILES, MAX_TILE_ROWS, Tiling, choose_tiling
 
 logger = logging.getLogger(__name__)
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 """[..., in_features] -> [..., out_features]"""
 
+_MIN_ROWS = 4
+"""One row is another kernel on some CPUs, and two cost more than four on some."""
 _MAX_PROBED_OUTPUTS = 1 << 19
 
 
@@ -120,7 +122,7 @@ def _plain_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
 
 
 def _packed_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, ONEDNN_TILES.max_rows)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, MAX_TILE_ROWS)
     linear = torch.ops.mkldnn._linear_pointwise.default
     return lambda rows: linear(rows, packed, bias, "none", [], "")
 
@@ -149,7 +151,7 @@ def _choose_tiling(layer: TiledLinear, dtype: torch.dtype) -> Tiling:
     num_rows = max(32, min(256, _MAX_PROBED_OUTPUTS // layer.out_features))
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(num_rows, layer.in_features, generator=generator).to(dtype)
-    tiling = choose_tiling(layer.product, rows)
+    tiling = choose_tiling(layer.product, rows, _MIN_ROWS)
     if tiling is FIXED_TILES:
         logger.warning("rows differ with the size of a product here; tiles of 8 rows are slower")
     return tiling

@@ -24,29 +24,29 @@ class Tiling:
 
 FIXED_TILES = Tiling(8, 8)
 """Agrees by construction: every product has the same shape."""
-ONEDNN_TILES = Tiling(4, 32)
-"""For bfloat16. One row is another kernel on some CPUs, two are slower than four on some, and
-beyond 32 the blocking changes."""
+MAX_TILE_ROWS = 32
+"""Of a variable tiling: beyond it oneDNN's blocking changes."""
 
-PROBED_ROWS = (4, 5, 7, 8, 13, 16, 24, 31, 32)
-"""Tile sizes compared when a kernel is tried."""
+_PROBED_ROWS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 24, 31)
 
 
-def choose_tiling(compute: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> Tiling:
-    """ONEDNN_TILES if this machine's kernel agrees within them, else FIXED_TILES.
+def choose_tiling(
+    compute: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor, min_rows: int
+) -> Tiling:
+    """Tiles of min_rows to 32 rows if this machine's kernel agrees within them, else FIXED_TILES.
 
     compute  # [n, ...] -> [n, ...], the kernel on one tile of n rows
-    rows     # [num_rows, ...] random; all tile sizes are compared on them
+    rows     # [num_rows, ...] random; tiles of many sizes are compared on them
     """
 
     def in_tiles(num_rows: int) -> torch.Tensor:
         tiles = torch.split(rows[: len(rows) // num_rows * num_rows], num_rows)
         return torch.cat([compute(tile) for tile in tiles])
 
-    reference = in_tiles(ONEDNN_TILES.max_rows)
-    for num_rows in PROBED_ROWS:
+    reference = in_tiles(MAX_TILE_ROWS)
+    for num_rows in (n for n in _PROBED_ROWS if n >= min_rows):
         output = in_tiles(num_rows)
         num_common = min(len(output), len(reference))
         if not torch.equal(output[:num_common], reference[:num_common]):
             return FIXED_TILES
-    return ONEDNN_TILES
+    return Tiling(min_rows, MAX_TILE_ROWS)

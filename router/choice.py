@@ -25,6 +25,10 @@ class Delta:
     """Drafts verified in this step."""
     num_accepted_tokens: int = 0
     """Delivered tokens that were accepted drafts."""
+    refused_ids: tuple[int, ...] = ()
+    """Drafts that the target did not draw."""
+    accepted_spans: tuple[tuple[int, int], ...] = ()
+    """Parts of `text` that accepted drafts spell, as [start, end) in characters."""
     finish_reason: FinishReason | None = None
 
 
@@ -131,27 +135,42 @@ class Choice:
             self.generation.close()
 
     def _advance(self, batch: EventBatch) -> Delta:
-        parts: list[str] = []
+        text = ""
+        refused: list[int] = []
+        spans: list[tuple[int, int]] = []
         num_tokens = num_drafted = num_accepted = 0
         finish_reason = None
         for event in batch:
             if finish_reason is not None:
                 break
             if isinstance(event, TokensEvent):
-                text, used, stopped = self._text.push(event.token_ids)
-                accepted = sum(event.drafted[:used])
+                accepted_ids = event.token_ids[: sum(event.drafted)]
+                foreseen, accepted, stopped = self._text.push(accepted_ids)
+                own, used, stopped = (
+                    ("", 0, True) if stopped else self._text.push(event.token_ids[accepted:])
+                )
                 self.tally.add_step(event.num_draft_tokens, accepted)
-                parts.append(text)
-                num_tokens += used
+                if foreseen:
+                    spans.append((len(text), len(text) + len(foreseen)))
+                text += foreseen + own
+                num_tokens += accepted + used
                 num_drafted += event.num_draft_tokens
                 num_accepted += accepted
+                refused += event.refused_ids
                 finish_reason = FinishReason.STOP if stopped else None
             elif isinstance(event, FinishEvent):
                 self.tally.drafter = event.stats.drafter
-                text, stopped = self._text.finish()
-                parts.append(text)
+                tail, stopped = self._text.finish()
+                text += tail
                 finish_reason = FinishReason.STOP if stopped else event.reason
         self.num_tokens += num_tokens
         return Delta(
-            self.index, "".join(parts), num_tokens, num_drafted, num_accepted, finish_reason
+            self.index,
+            text,
+            num_tokens,
+            num_drafted,
+            num_accepted,
+            tuple(refused),
+            tuple(spans),
+            finish_reason,
         )

@@ -227,4 +227,6 @@ def _trace(delta: Delta) -> Json:
         "num_tokens": delta.num_tokens,
         "num_draft_tokens": delta.num_draft_tokens,
         "num_accepted_tokens": delta.num_accepted_tokens,
+        "refused_token_ids": delta.refused_ids,
+        "accepted_spans": delta.accepted_spans,
     }

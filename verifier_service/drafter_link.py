@@ -120,7 +120,7 @@ class DrafterLink:
             and self.is_usable(now)
             # A message's opens are applied before its closes.
             and len(self.sessions) + len(self._closes) < self.hello.max_sessions
-            and session.order.drafter in ("auto", self.hello.drafter)
+            and session.order.drafter in ("auto", self.hello.kind, self.hello.drafter)
             and self.member.incarnation not in session.refused_by
         )
 

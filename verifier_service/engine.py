@@ -185,6 +185,7 @@ class Engine:
     ) -> None:
         speculation = self._generations[sequence.seq].speculation
         start = len(sequence.token_ids)
+        refused_ids = draft_ids[num_accepted:]
         emission = sequence.emit([*draft_ids[:num_accepted], next_id])
         num_accepted = min(num_accepted, len(emission.token_ids))
         speculation.record(len(draft_ids), num_accepted)
@@ -199,6 +200,7 @@ class Engine:
                 emission.token_ids,
                 tuple(i < num_accepted for i in range(len(emission.token_ids))),
                 len(draft_ids),
+                refused_ids,
             ),
         )
         if emission.finish_reason is not None:

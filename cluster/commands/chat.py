@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cluster.commands.api_client import ApiClient, ApiError, Json
 from cluster.commands.terminal import CYAN, DIM, has_colour, printable, styled
-
-_WORD = re.compile(r"\s*\S+")
 
 
 def run(client: ApiClient, prompt: str | None) -> bool:
@@ -96,10 +93,9 @@ class _Answer:
         for choice in chunk["choices"]:
             text = choice["delta"].get("content") or ""
             trace = choice.get("speculation") or {}
-            num_tokens = trace.get("num_tokens", 0)
             self.text += text
-            self._num_tokens += num_tokens
-            self._write(text, num_tokens, trace.get("num_accepted_tokens", 0))
+            self._num_tokens += trace.get("num_tokens", 0)
+            self._write(text, trace.get("accepted_spans", ()))
         self._speculation = chunk.get("speculation", self._speculation)
 
     def end_line(self) -> None:
@@ -111,27 +107,24 @@ class _Answer:
             line = summary(self._speculation, self._num_tokens)
             print(styled(line, DIM) if self._coloured else line)
 
-    def _write(self, text: str, num_tokens: int, num_accepted_tokens: int) -> None:
-        if self._on_terminal:
-            text = printable(text)
-        if self._coloured:
-            foreseen, own = split_accepted(text, num_tokens, num_accepted_tokens)
-            text = styled(foreseen, CYAN) + own
-        print(text, end="", flush=True)
+    def _write(self, text: str, accepted_spans: Sequence[Sequence[int]]) -> None:
+        for piece, foreseen in pieces(text, accepted_spans):
+            shown = printable(piece) if self._on_terminal else piece
+            tinted = foreseen and self._coloured
+            print(styled(shown, CYAN) if tinted else shown, end="", flush=True)
 
 
-def split_accepted(text: str, num_tokens: int, num_accepted_tokens: int) -> tuple[str, str]:
-    """(what the drafter foresaw, what the target added after it) of a chunk's text.
+def pieces(text: str, accepted_spans: Sequence[Sequence[int]]) -> list[tuple[str, bool]]:
+    """A chunk's text in order, each piece with whether accepted drafts spell it.
 
-    A trace counts tokens and does not say where their text ends, so the text is cut in proportion,
-    at the nearest word.
+    accepted_spans  # [[start, end), ...] in characters, as the trace gives them
     """
-    if num_accepted_tokens == 0 or num_accepted_tokens >= num_tokens:
-        return (text, "") if num_accepted_tokens else ("", text)
-    cut = round(len(text) * num_accepted_tokens / num_tokens)
-    ends = [word.end() for word in _WORD.finditer(text)][:-1]
-    cut = min(ends, key=lambda end: abs(end - cut), default=cut)
-    return text[:cut], text[cut:]
+    cut: list[tuple[str, bool]] = []
+    done = 0
+    for start, end in accepted_spans:
+        cut += [(text[done:start], False), (text[start:end], True)]
+        done = end
+    return [piece for piece in (*cut, (text[done:], False)) if piece[0]]
 
 
 def summary(speculation: Json, num_tokens: int) -> str:

@@ -142,6 +142,7 @@ def _add_event(message: generation_pb2.VerifierBatch, event: GenerationEvent) ->
             token_ids=event.token_ids,
             drafted=event.drafted,
             num_draft_tokens=event.num_draft_tokens,
+            refused_ids=event.refused_ids,
         )
     elif isinstance(event, FinishEvent):
         message.finishes.add(
@@ -180,7 +181,12 @@ def decode_verifier_batch(message: generation_pb2.VerifierBatch) -> VerifierBatc
 def _decode_events(message: generation_pb2.VerifierBatch) -> tuple[GenerationEvent, ...]:
     events: list[GenerationEvent] = [
         TokensEvent(
-            t.request_id, t.position, tuple(t.token_ids), tuple(t.drafted), t.num_draft_tokens
+            t.request_id,
+            t.position,
+            tuple(t.token_ids),
+            tuple(t.drafted),
+            t.num_draft_tokens,
+            tuple(t.refused_ids),
         )
         for t in message.tokens
     ]
@@ -340,6 +346,7 @@ def encode_drafter_batch(batch: DrafterBatch) -> drafting_pb2.DrafterBatch:
         message.hello.max_sessions = batch.hello.max_sessions
         message.hello.max_speculative_tokens = batch.hello.max_speculative_tokens
         message.hello.max_context_len = batch.hello.max_context_len
+        message.hello.kind = batch.hello.kind
     if batch.load is not None:
         message.load.sessions = batch.load.sessions
         message.load.tokens_per_s = batch.load.tokens_per_s
@@ -359,6 +366,7 @@ def decode_drafter_batch(message: drafting_pb2.DrafterBatch) -> DrafterBatch:
             max_sessions=message.hello.max_sessions,
             max_speculative_tokens=message.hello.max_speculative_tokens,
             max_context_len=message.hello.max_context_len,
+            kind=message.hello.kind,
             protocol_version=message.hello.protocol_version,
             noise_version=message.hello.noise_version,
         )

@@ -51,7 +51,7 @@ class TargetHello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., noise_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., target_model: _Optional[str] = ..., vocabulary: _Optional[str] = ...) -> None: ...
 
 class DrafterHello(_message.Message):
-    __slots__ = ("protocol_version", "noise_version", "incarnation", "drafter", "vocabulary", "max_sessions", "max_speculative_tokens", "max_context_len")
+    __slots__ = ("protocol_version", "noise_version", "incarnation", "drafter", "vocabulary", "max_sessions", "max_speculative_tokens", "max_context_len", "kind")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NOISE_VERSION_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class DrafterHello(_message.Message):
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     noise_version: int
     incarnation: str
@@ -68,7 +69,8 @@ class DrafterHello(_message.Message):
     max_sessions: int
     max_speculative_tokens: int
     max_context_len: int
-    def __init__(self, protocol_version: _Optional[int] = ..., noise_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., drafter: _Optional[str] = ..., vocabulary: _Optional[str] = ..., max_sessions: _Optional[int] = ..., max_speculative_tokens: _Optional[int] = ..., max_context_len: _Optional[int] = ...) -> None: ...
+    kind: str
+    def __init__(self, protocol_version: _Optional[int] = ..., noise_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., drafter: _Optional[str] = ..., vocabulary: _Optional[str] = ..., max_sessions: _Optional[int] = ..., max_speculative_tokens: _Optional[int] = ..., max_context_len: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class OpenSession(_message.Message):
     __slots__ = ("session", "epoch", "token_ids", "request_key", "temperature", "top_k", "top_p", "num_speculative_tokens", "num_prompt_tokens")

@@ -103,18 +103,20 @@ class SetPath(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., speculative: _Optional[bool] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("request_id", "position", "token_ids", "drafted", "num_draft_tokens")
+    __slots__ = ("request_id", "position", "token_ids", "drafted", "num_draft_tokens", "refused_ids")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_IDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     drafted: _containers.RepeatedScalarFieldContainer[bool]
     num_draft_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[bool]] = ..., num_draft_tokens: _Optional[int] = ...) -> None: ...
+    refused_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[bool]] = ..., num_draft_tokens: _Optional[int] = ..., refused_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("request_id", "reason", "stats")

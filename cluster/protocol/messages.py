@@ -98,6 +98,8 @@ class DrafterHello:
     max_speculative_tokens: int
     max_context_len: int = 0
     """Tokens; 0 is unbounded."""
+    kind: str = ""
+    """How it drafts: ngram, model."""
     protocol_version: int = PROTOCOL_VERSION
     noise_version: int = NOISE_VERSION
 

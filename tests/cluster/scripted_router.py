@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -111,12 +111,18 @@ def _send_chunk(handler: BaseHTTPRequestHandler, text: str) -> None:
     handler.wfile.flush()
 
 
-def chunk(text: str, num_tokens: int = 1, num_accepted_tokens: int = 0, **more: object) -> Any:
+Spans = Sequence[tuple[int, int]]
+
+
+def chunk(text: str, num_tokens: int = 1, accepted_spans: Spans = (), **more: object) -> Any:
     """One step's chunk, as router/openai_format.py makes it with trace."""
+    num_accepted_tokens = max(num_tokens - 1, 0) if accepted_spans else 0
     trace = {
         "num_tokens": num_tokens,
         "num_draft_tokens": num_accepted_tokens,
         "num_accepted_tokens": num_accepted_tokens,
+        "refused_token_ids": [],
+        "accepted_spans": [list(span) for span in accepted_spans],
     }
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": None, "speculation": trace}
     return {"choices": [choice], **more}

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.commands.api_client import ApiClient
-from cluster.commands.chat import split_accepted, summary
+from cluster.commands.chat import pieces, summary
 from tests.cluster.scripted_router import (
     MODELS,
     SPECULATION,
@@ -27,7 +27,11 @@ from tests.cluster.scripted_router import (
 )
 
 CHAT = "/v1/chat/completions"
-ANSWER = (chunk("Hello"), chunk(" out there friend", 3, 2), chunk("", speculation=SPECULATION))
+ANSWER = (
+    chunk("Hello"),
+    chunk(" out there friend", 3, [(0, 10)]),
+    chunk("", speculation=SPECULATION),
+)
 
 
 def router_that(*answers):
@@ -223,24 +227,24 @@ def read_until(terminal: int, *marks: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("text", "num_tokens", "num_accepted", "foreseen"),
+    ("text", "spans", "expected"),
     [
-        ("dog", 1, 0, ""),
-        ("the dog", 2, 2, "the dog"),  # the end was among the drafts
-        (" fox jumps over", 3, 2, " fox jumps"),
-        (" fox jumps over", 3, 1, " fox"),
-        ("unbelievable", 4, 3, "unbelieva"),
-        ("", 3, 2, ""),
-        ("text", 0, 0, ""),  # a router without trace
+        ("abc", [], [("abc", False)]),
+        ("abc", [(0, 3)], [("abc", True)]),
+        ("abcd", [(0, 2)], [("ab", True), ("cd", False)]),
+        ("abcdef", [(0, 2), (3, 5)], [("ab", True), ("c", False), ("de", True), ("f", False)]),
+        ("", [], []),
     ],
 )
-def test_what_is_tinted(text, num_tokens, num_accepted, foreseen):
-    assert split_accepted(text, num_tokens, num_accepted)[0] == foreseen
+def test_what_is_tinted(text, spans, expected):
+    assert pieces(text, spans) == expected
 
 
-@given(st.text(), st.integers(0, 64), st.integers(0, 64))
-def test_tinting_loses_no_text(text, num_tokens, num_accepted):
-    assert "".join(split_accepted(text, num_tokens, num_accepted)) == text
+@given(st.text(), st.lists(st.integers(0, 30), max_size=6))
+def test_tinting_loses_no_text(text, edges):
+    edges = sorted(edges)[: len(edges) // 2 * 2]
+    spans = list(zip(edges[::2], edges[1::2], strict=True))
+    assert "".join(piece for piece, _ in pieces(text, spans)) == text
 
 
 def test_the_summary_of_a_plain_answer_says_why():

@@ -79,7 +79,7 @@ router_batches = st.builds(
     set_paths=tuples_of(st.builds(SetPath, texts, paths)),
 )
 
-tokens = st.builds(TokensEvent, texts, uint32, ids, tuples_of(st.booleans()), uint32)
+tokens = st.builds(TokensEvent, texts, uint32, ids, tuples_of(st.booleans()), uint32, ids)
 stats = st.builds(SpeculationStats, texts, uint32, ids, ids)
 finishes = st.builds(FinishEvent, texts, st.sampled_from(FinishReason), stats)
 failures = st.builds(ErrorEvent, texts, texts, texts, texts)
@@ -126,7 +126,8 @@ target_batches = st.builds(
 drafts = st.builds(Draft, uint32, uint64, tuples_of(st.builds(DraftNode, uint32, int32, floats)))
 drafter_batches = st.builds(
     DrafterBatch,
-    hello=st.none() | st.builds(DrafterHello, texts, texts, texts, *([uint32] * 5)),
+    hello=st.none()
+    | st.builds(DrafterHello, texts, texts, texts, uint32, uint32, uint32, texts, uint32, uint32),
     drafts=tuples_of(st.builds(SessionDraft, uint64, uint32, drafts)),
     errors=tuples_of(st.builds(SessionError, uint64, uint32, texts, texts)),
     load=st.none() | st.builds(DrafterReport, uint32, floats, floats),

@@ -34,6 +34,7 @@ GREEDY = SamplingParams(temperature=0.0)
 SEEDED = SamplingParams(temperature=1.0)
 SAMPLINGS = [GREEDY, SEEDED, SamplingParams(temperature=0.7, top_p=0.9)]
 DEPTH = 4
+START_TIMEOUT_S = 20.0
 
 
 @dataclass
@@ -137,9 +138,11 @@ async def running(target, draft_model, *, draft_blocks=400, **draft):
     )
     member = Member(verifier.incarnation, verifier.address)
     client = GenerationClient(member, "router", verifier.card.fingerprint, time.monotonic)
-    await eventually(lambda: client.usable)
-    await eventually(lambda: [load.state for load in verifier.load().drafters] == ["ready"])
     try:
+        await eventually(lambda: client.usable, START_TIMEOUT_S)
+        await eventually(
+            lambda: [load.state for load in verifier.load().drafters] == ["ready"], START_TIMEOUT_S
+        )
         yield Pair(verifier, drafter, client)
         await eventually(lambda: drafter.num_sessions == 0)
     finally:

@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from engine import linear
 from engine.linear import TiledLinear, replace_linears
-from engine.tiling import FIXED_TILES, ONEDNN_TILES, PROBED_ROWS, choose_tiling
+from engine.tiling import FIXED_TILES, Tiling, choose_tiling
 
 CPU = torch.device("cpu")
 
@@ -63,10 +63,12 @@ def test_a_row_has_the_same_bits_in_any_batch(
 
 def test_a_kernel_that_disagrees_gets_fixed_tiles() -> None:
     rows = torch.randn(256, 4)
-    assert choose_tiling(lambda tile: tile * 2, rows) is ONEDNN_TILES
-    assert choose_tiling(lambda tile: tile * len(tile), rows) is FIXED_TILES
-    for odd in PROBED_ROWS[:-1]:
-        assert choose_tiling(lambda tile, odd=odd: tile + (len(tile) == odd), rows) is FIXED_TILES
+    assert choose_tiling(lambda tile: tile * 2, rows, 3) == Tiling(3, 32)
+    assert choose_tiling(lambda tile: tile + (len(tile) < 4), rows, 4) == Tiling(4, 32)
+    for odd in (4, 5, 8, 16, 31, 32):
+        assert (
+            choose_tiling(lambda tile, odd=odd: tile + (len(tile) == odd), rows, 4) is FIXED_TILES
+        )
 
 
 def test_without_packing_layers_run_plain_and_say_so(

@@ -190,10 +190,14 @@ async def test_figures_of_speculation() -> None:
     details = body["usage"]["completion_tokens_details"]
     assert details == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
     assert last["metrics"] == body["metrics"]
-    assert last["choices"][0]["speculation"] == {
+    trace = last["choices"][0]["speculation"]
+    [[start, end]] = trace.pop("accepted_spans")
+    assert last["choices"][0]["delta"]["content"][start:end] == "zuv"
+    assert trace == {
         "num_tokens": 4,
         "num_draft_tokens": 3,
         "num_accepted_tokens": 3,
+        "refused_token_ids": [],
     }
     assert server["internal_states"][0]["avg_spec_accept_length"] == pytest.approx(1 + 5 / 3)
 

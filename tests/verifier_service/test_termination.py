@@ -110,3 +110,4 @@ def test_a_drafter_that_is_always_wrong_accepts_nothing():
     assert result.token_ids == [5, 6, 7, 8]
     assert result.finish.stats.num_accepted_tokens == 0
     assert result.finish.stats.num_draft_tokens > 0
+    assert {refused for event in result.events for refused in event.refused_ids} == {39}
