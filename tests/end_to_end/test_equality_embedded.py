@@ -59,7 +59,8 @@ def test_the_prompts_are_of_every_kind():
 def loop_verifier():
     """One loaded model for the whole module, on a loop of its own."""
     loop = asyncio.new_event_loop()
-    context = running_verifier(EMBEDDED_MODEL, num_blocks=1200)
+    # A model drafter on the same two cores is slow, and this is about what it proposes.
+    context = running_verifier(EMBEDDED_MODEL, num_blocks=1200, draft_deadline_ms=5_000)
     verifier = loop.run_until_complete(context.__aenter__())
     expected = loop.run_until_complete(
         verifier.generate(requests(verifier.service.card, "plain"), path=Path.PLAIN)
@@ -90,6 +91,25 @@ def test_ngram_drafts_change_nothing(loop_verifier):
             answers = await verifier.generate(requests(verifier.service.card, "ngram"))
         assert ids(answers) == expected
         assert sum(answer.stats.num_accepted_tokens for answer in answers) > 100
+
+    loop.run_until_complete(run())
+
+
+def test_a_draft_models_drafts_change_nothing(loop_verifier):
+    """The target as its own drafter, in a process of its own."""
+    loop, verifier, expected = loop_verifier
+
+    async def run():
+        async with DrafterProcess("--kind", "model", "--model", EMBEDDED_MODEL) as drafter:
+            await verifier.use_drafters(drafter.member)
+            requested = requests(verifier.service.card, "model")
+            shallow = [replace(request, num_speculative_tokens=4) for request in requested]
+            answers = await verifier.generate(shallow)
+        assert ids(answers) == expected
+        num_drafted = sum(answer.stats.num_draft_tokens for answer in answers)
+        num_accepted = sum(answer.stats.num_accepted_tokens for answer in answers)
+        # All but what lies behind the end of an answer.
+        assert num_accepted > 0.9 * num_drafted > 500
 
     loop.run_until_complete(run())
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
-from cluster.config import KVCacheConfig, ModelConfig, SchedulerConfig, VerifierConfig
+from cluster.config import KVCacheConfig, ModelConfig, SpeculationConfig, VerifierConfig
 from cluster.errors import error_from_wire
 from cluster.types import (
     ErrorEvent,
@@ -83,13 +83,17 @@ class RunningVerifier:
 
 @asynccontextmanager
 async def running_verifier(
-    source: str, *, dtype: str = "auto", num_blocks: int = 1024, max_running: int = 64
+    source: str,
+    *,
+    dtype: str = "auto",
+    num_blocks: int = 1024,
+    draft_deadline_ms: float = 20.0,
 ) -> AsyncIterator[RunningVerifier]:
     """Load the model and serve it on loopback."""
     config = VerifierConfig(
         model=ModelConfig(source=source, dtype=dtype),  # type: ignore[arg-type]
         kv_cache=KVCacheConfig(num_blocks=num_blocks),
-        scheduler=SchedulerConfig(max_running_sequences=max_running),
+        speculation=SpeculationConfig(draft_deadline_ms=draft_deadline_ms),
     )
     service = await VerifierService.start(config, host="127.0.0.1")
     member = Member(service.incarnation, service.address, fingerprint=service.card.fingerprint)

@@ -214,7 +214,7 @@ def test_plain_means_no_session_and_no_drafts():
 
 def test_a_silent_drafter_costs_one_deadline_and_no_more():
     law = hashed_law()
-    deadline_ms = 50.0
+    deadline_ms = 200.0
     driver = EngineDriver(
         ScriptedRunner(law),
         drafter=lambda committed, request: None,
@@ -229,7 +229,7 @@ def test_a_silent_drafter_costs_one_deadline_and_no_more():
 def test_a_drafter_that_answers_only_what_is_past_costs_one_deadline_too():
     """Malformed drafts, and drafts for a token that is long committed, are no answer."""
     law = hashed_law()
-    deadline_ms = 50.0
+    deadline_ms = 200.0
     driver = EngineDriver(
         ScriptedRunner(law),
         drafter=lambda committed, request: None,
