@@ -88,10 +88,15 @@ class VerifierConfig(Section):
     """The Verifier application."""
 
     model: ModelConfig = ModelConfig()
+    """The target."""
     kv_cache: KVCacheConfig = KVCacheConfig()
+    """Of the target."""
     scheduler: SchedulerConfig = SchedulerConfig()
+    """What a step may hold."""
     speculation: SpeculationConfig = SpeculationConfig()
+    """How drafts are used."""
     rpc: RpcConfig = RpcConfig()
+    """Where routers reach it."""
     drafter_app: str = "drafter"
     """Serve application whose replicas draft for this verifier; it may be absent."""
     drain_grace_s: FiniteSeconds = 15.0
@@ -108,6 +113,8 @@ class NgramConfig(Section):
     """Longest suffix that is looked up first."""
     min_ngram: Annotated[int, Field(ge=1, le=16)] = 2
     """Shortest suffix that is looked up."""
+    min_survival: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    """A chain ends before its chance to be accepted as a whole falls below this."""
 
     @model_validator(mode="after")
     def _ordered(self) -> NgramConfig:
@@ -122,6 +129,7 @@ class DrafterConfig(Section):
     kind: Literal["ngram", "model"] = "ngram"
     """How drafts are made."""
     ngram: NgramConfig = NgramConfig()
+    """Of kind ngram."""
     model: ModelConfig | None = None
     """Draft model of kind model: any causal language model with the target's vocabulary."""
     kv_cache: KVCacheConfig = KVCacheConfig()
@@ -138,6 +146,7 @@ class DrafterConfig(Section):
     drain_grace_s: FiniteSeconds = 5.0
     """On shutdown, time for open sessions to be closed by their verifiers."""
     rpc: RpcConfig = RpcConfig()
+    """Where verifiers reach it."""
 
     @model_validator(mode="after")
     def _has_its_model(self) -> DrafterConfig:
@@ -153,6 +162,7 @@ class LimitsConfig(Section):
     """What one request may ask for; checked before anything is allocated."""
 
     max_body_bytes: Annotated[int, Field(gt=0)] = 2 << 20
+    """Largest request body."""
     max_prompt_tokens: Annotated[int, Field(gt=0)] | None = None
     """By default what the model's window leaves for one generated token."""
     max_completion_tokens: Annotated[int, Field(gt=0)] | None = None
@@ -171,6 +181,7 @@ class AdmissionConfig(Section):
     max_concurrent_requests: Annotated[int, Field(ge=1)] = 512
     """Generations in flight; more are refused with 503 and Retry-After."""
     retry_after_s: FiniteSeconds = 1.0
+    """What a refused client is told to wait."""
 
 
 class PathPolicyConfig(Section):
@@ -202,7 +213,10 @@ class RouterConfig(Section):
     drafter_app: str = "drafter"
     """Serve application of the drafters, for the status report; it may be absent."""
     limits: LimitsConfig = LimitsConfig()
+    """What one request may ask for."""
     admission: AdmissionConfig = AdmissionConfig()
+    """How much is taken at once."""
     path_policy: PathPolicyConfig = PathPolicyConfig()
+    """When requests are drafted for."""
     request_timeout_s: FiniteSeconds = 600.0
     """Longest life of one request."""

@@ -143,10 +143,7 @@ class ModelDrafter:
     ) -> ModelDrafter:
         """Load the model and run it once, so that the first session pays for nothing."""
         runner = ModelRunner(load_model(model), kv_cache)
-        cache = runner.kv.open()
-        runner.kv.reserve(cache, 1)
-        runner.forward([SequenceSlice(cache.block_table, 0, [0], 1)])
-        runner.kv.close(cache)
+        runner.warm_up()
         vocab_size = _tokenizer_size(runner.card.tokenizer_json)
         return cls(runner, vocab_size=vocab_size, max_step_tokens=max_step_tokens)
 

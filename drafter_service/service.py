@@ -65,7 +65,7 @@ class DrafterService:
         if config.kind == "model":
             service = await cls._of_model(config, incarnation)
         else:
-            ngram = NgramDrafter(config.ngram.max_ngram, config.ngram.min_ngram)
+            ngram = NgramDrafter(**config.ngram.model_dump())
             service = cls(config, ngram, name=config.kind, incarnation=incarnation)
         await service.listen(host, config.rpc.port)
         return service

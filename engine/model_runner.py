@@ -73,6 +73,13 @@ class ModelRunner:
         logits: torch.Tensor = output.logits[0]
         return logits.float()
 
+    def warm_up(self) -> None:
+        """Run once, so that the first request pays for nothing."""
+        cache = self.kv.open()
+        self.kv.reserve(cache, 1)
+        self.forward([SequenceSlice(cache.block_table, 0, [0], 1)])
+        self.kv.close(cache)
+
     def _tensor(self, values: Sequence[object]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.long, device=self.device)
 

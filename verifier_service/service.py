@@ -13,7 +13,7 @@ from cluster.protocol.messages import TargetHello
 from cluster.rpc import RpcServer, new_incarnation, start_rpc_server
 from cluster.types import Members
 from engine.loader import load_model
-from engine.model_runner import ModelRunner, SequenceSlice
+from engine.model_runner import ModelRunner
 from verifier_service.draft_client import DraftClient
 from verifier_service.engine import Engine
 from verifier_service.events import EngineOutput
@@ -105,10 +105,6 @@ class VerifierService:
 
 
 def _warm_runner(config: VerifierConfig) -> ModelRunner:
-    """The model, loaded and run once, so that the first request pays for nothing."""
     runner = ModelRunner(load_model(config.model), config.kv_cache)
-    cache = runner.kv.open()
-    runner.kv.reserve(cache, 1)
-    runner.forward([SequenceSlice(cache.block_table, 0, [0], 1)])
-    runner.kv.close(cache)
+    runner.warm_up()
     return runner

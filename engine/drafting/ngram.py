@@ -16,9 +16,10 @@ from engine.drafting.interface import DraftRequest, DraftSession
 class NgramDrafter:
     """A Drafter without a model; see engine/drafting/interface.py."""
 
-    def __init__(self, max_ngram: int, min_ngram: int) -> None:
+    def __init__(self, max_ngram: int, min_ngram: int, min_survival: float = 0.0) -> None:
         self._max_ngram = max_ngram
         self._min_ngram = min_ngram
+        self._min_survival = min_survival
         self._sessions: dict[int, _NgramIndex] = {}
 
     def begin(self, session: DraftSession) -> None:
@@ -30,7 +31,10 @@ class NgramDrafter:
         self._sessions[session_key].extend(token_ids)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[tuple[DraftNode, ...]]:
-        return [self._sessions[r.session_key].draft(r.num_tokens) for r in requests]
+        return [
+            self._sessions[request.session_key].draft(request.num_tokens, self._min_survival)
+            for request in requests
+        ]
 
     def end(self, session_key: int) -> None:
         del self._sessions[session_key]
@@ -65,14 +69,18 @@ class _NgramIndex:
                 self._continuations[self._token_ids[position - n :].tobytes()] = position
             self._token_ids.append(token_id)
 
-    def draft(self, num_tokens: int) -> tuple[DraftNode, ...]:
-        """A chain of `num_tokens` tokens from the longest match, or nothing."""
+    def draft(self, num_tokens: int, min_survival: float) -> tuple[DraftNode, ...]:
+        """A chain of at most `num_tokens` tokens from the longest match, or nothing. What is too
+        unlikely is not proposed, but still judged, so that a text which begins to repeat itself is
+        noticed."""
         self._predicted = self._continue(num_tokens)
         confidence = self._confidence(self._matched_len)
-        return tuple(
-            DraftNode(token_id, parent, confidence)
-            for parent, token_id in enumerate(self._predicted, start=-1)
-        )
+        nodes: list[DraftNode] = []
+        survival = confidence
+        while len(nodes) < len(self._predicted) and survival >= min_survival:
+            nodes.append(DraftNode(self._predicted[len(nodes)], len(nodes) - 1, confidence))
+            survival *= confidence
+        return tuple(nodes)
 
     def _continue(self, num_tokens: int) -> tuple[int, ...]:
         end = len(self._token_ids)

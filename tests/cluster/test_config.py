@@ -51,6 +51,11 @@ def test_every_section_has_defaults(section):
 
 
 @pytest.mark.parametrize("section", SECTIONS)
+def test_every_field_is_documented(section):
+    assert all(field.description for field in section.model_fields.values())
+
+
+@pytest.mark.parametrize("section", SECTIONS)
 def test_an_unknown_key_is_refused_by_name(section):
     with pytest.raises(ValidationError, match="no_such_key"):
         section.model_validate({"no_such_key": 1})

@@ -127,3 +127,17 @@ def test_a_token_costs_the_same_however_long_the_session_is():
 
     short, long = (min(time_of_extending(n) for _ in range(3)) for n in (500, 50_000))
     assert long < 8 * short
+
+
+def test_chains_end_where_they_are_too_unlikely_and_grow_again_with_hits():
+    drafter = NgramDrafter(2, 2, min_survival=0.3)
+    begin(drafter, [1, 2, 3, 1, 2])
+    assert draft(drafter, 8) == [3, 1]  # 2/3 each: the third would survive with 0.296
+    for other in range(10, 18):  # The pair comes back, and something new follows each time.
+        drafter.extend(1, [other, 1, 2])
+        drafter.draft([DraftRequest(1, 8)])
+    assert draft(drafter, 8) == []
+    for _ in range(30):  # Now the text repeats itself, which no proposal has said.
+        drafter.extend(1, [9, 1, 2])
+        drafter.draft([DraftRequest(1, 8)])
+    assert len(draft(drafter, 8)) == 8
