@@ -1,4 +1,4 @@
-"""Tokens per second over HTTP, alone and concurrent, plain and speculative, in one run.
+"""Tokens per second over HTTP, alone and concurrent, for each speculation mode, in one run.
 
     python -m benchmarks.throughput [--max-tokens 96]
 
@@ -43,18 +43,17 @@ async def _measure(
 
 async def _table(system: LocalSystem, max_tokens: int) -> None:
     model = system.cluster()["verifiers"][0]["model"]
-    print(f"{'text':8}{'streams':>8}{'off tok/s':>11}{'on tok/s':>10}{'on / off':>10}")
+    print(
+        f"{'text':8}{'streams':>8}{'off tok/s':>11}{'on / off':>10}{'auto / off':>12}", flush=True
+    )
     for kind in KINDS:
         for concurrency in CONCURRENCIES:
             speeds = {}
-            for mode in ("off", "on"):
+            for mode in ("off", "on", "auto"):
                 run = await _measure(system, model, kind, concurrency, mode, max_tokens)
                 speeds[mode] = run.tokens_per_s
-            ratio = speeds["on"] / speeds["off"]
-            print(
-                f"{kind:8}{concurrency:8}{speeds['off']:11.1f}{speeds['on']:10.1f}{ratio:10.2f}",
-                flush=True,
-            )
+            on, auto = (speeds[mode] / speeds["off"] for mode in ("on", "auto"))
+            print(f"{kind:8}{concurrency:8}{speeds['off']:11.1f}{on:10.2f}{auto:12.2f}", flush=True)
 
 
 def main() -> None:
@@ -62,7 +61,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=96)
     arguments = parser.parse_args()
     with LocalSystem(port=PORT) as system:
-        print(f"ready after {system.started_in_s:.1f} s")
+        print(f"ready after {system.started_in_s:.1f} s", flush=True)
         asyncio.run(_table(system, arguments.max_tokens))
 
 

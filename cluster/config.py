@@ -111,9 +111,9 @@ class NgramConfig(Section):
 
     max_ngram: Annotated[int, Field(ge=1, le=16)] = 4
     """Longest suffix that is looked up first."""
-    min_ngram: Annotated[int, Field(ge=1, le=16)] = 2
+    min_ngram: Annotated[int, Field(ge=1, le=16)] = 3
     """Shortest suffix that is looked up."""
-    min_survival: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    min_survival: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """A chain ends before its chance to be accepted as a whole falls below this."""
 
     @model_validator(mode="after")
