@@ -90,7 +90,7 @@ def test_ngram_drafts_change_nothing(loop_verifier):
             await verifier.use_drafters(drafter.member)
             answers = await verifier.generate(requests(verifier.service.card, "ngram"))
         assert ids(answers) == expected
-        assert sum(answer.stats.num_accepted_tokens for answer in answers) > 100
+        assert sum(answer.stats.num_accepted_tokens for answer in answers) > 50
 
     loop.run_until_complete(run())
 
@@ -125,7 +125,7 @@ def test_garbage_changes_nothing(loop_verifier):
             shallow = [replace(request, num_speculative_tokens=2) for request in garbage]
             answers = await verifier.generate(shallow)
         assert ids(answers) == expected
-        assert sum(answer.stats.num_draft_tokens for answer in answers) > 100
+        assert sum(answer.stats.num_draft_tokens for answer in answers) > 50
 
     loop.run_until_complete(run())
 
