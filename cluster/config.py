@@ -69,6 +69,9 @@ class SpeculationConfig(Section):
 
     num_speculative_tokens: Annotated[int, Field(ge=0, le=64)] = 8
     """Most drafts verified per sequence and step, the bonus token excluded."""
+    planner: Literal["goodput", "fixed"] = "goodput"
+    """goodput: verify as many drafts, and wait for them as far, as measured step times and
+    acceptance make worth it. fixed: verify and wait for all; for measurements and tests."""
     draft_deadline_ms: FiniteMillis = 20.0
     """Longest wait for a draft that is due; after one miss its sequence no longer waits."""
     connect_backoff_s: FiniteSeconds = 1.0

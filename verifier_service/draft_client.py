@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -281,7 +282,7 @@ class DraftClient:
             assert link.hello is not None
             self._post(DraftSessionLive(item.session, link.hello.drafter, link.member.incarnation))
         self.counters.drafts += 1
-        self._post(DraftArrived(item.session, item.draft))
+        self._post(DraftArrived(item.session, item.draft, time.monotonic()))
 
     def _take_error(self, link: DrafterLink, error: SessionError) -> None:
         """Epoch 0 is the error of a session that the drafter does not know. If an opening is on its

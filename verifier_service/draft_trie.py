@@ -44,8 +44,10 @@ class ChainNode:
     """One token of a chain below the committed tokens."""
 
     token_id: int
+    confidence: float
+    """The drafter's word on its chance to be accepted, if all before it in the chain are."""
     survival: float
-    """Estimated chance that it and all before it in the chain are accepted."""
+    """Product of the confidences up to it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -130,7 +132,7 @@ class DraftTrie:
         while node.children and len(path) < max_len:
             node = max(node.children.values(), key=lambda child: expected[child.anchor])
             survival *= node.confidence
-            path.append(ChainNode(node.token_id, survival))
+            path.append(ChainNode(node.token_id, node.confidence, survival))
         return tuple(path)
 
     def _expected_lens(self, max_len: int) -> dict[Anchor, float]:

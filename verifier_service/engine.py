@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cluster.config import SchedulerConfig, SpeculationConfig
@@ -27,6 +27,7 @@ from engine.model_runner import ModelRunner, SequenceSlice
 from engine.sampling import NonFiniteLogitsError, SampleRow, sample
 from engine.sequence import Sequence, SequenceState
 from verifier_service.acceptance import verify
+from verifier_service.draft_planner import DraftPlanner
 from verifier_service.draft_trie import DraftOutcome, DraftTrie
 from verifier_service.events import (
     Cancelled,
@@ -73,7 +74,10 @@ class Engine:
         scheduler: SchedulerConfig,
         speculation: SpeculationConfig,
         post: Callable[[EngineOutput], None],
+        profile: Mapping[int, float] | None = None,
     ) -> None:
+        """`profile`: ms of a step by its tokens, as profile_steps measures it; without one every
+        draft at hand is verified."""
         self.inbox: queue.SimpleQueue[EngineInput] = queue.SimpleQueue()
         self.draft_outcomes = dict.fromkeys(DraftOutcome, 0)
         self.num_preemptions = 0
@@ -82,6 +86,7 @@ class Engine:
         self._speculation = speculation
         self._post = post
         self._scheduler = Scheduler(scheduler, runner.kv)
+        self._planner = DraftPlanner(profile)
         self._generations: dict[int, _Generation] = {}
         self._outbox = Outbox()
         self._step_ms = 0.0
@@ -112,6 +117,7 @@ class Engine:
             kv_blocks_total=kv.num_blocks,
             step_ms=self._step_ms,
             step_tokens=self._step_tokens,
+            knee_tokens=self._planner.knee_tokens,
         )
 
     # --- the loop ----------------------------------------------------------------------------
@@ -129,6 +135,7 @@ class Engine:
         """Plan, run, verify, commit."""
         started = time.monotonic()
         self._expire(started)
+        self._choose_drafts()
         plan = self._scheduler.schedule(self._propose)
         self.num_preemptions += len(plan.preempted)
         try:
@@ -185,6 +192,8 @@ class Engine:
     ) -> None:
         speculation = self._generations[sequence.seq].speculation
         start = len(sequence.token_ids)
+        if draft_ids:
+            self._planner.verified(speculation, len(draft_ids), num_accepted)
         refused_ids = draft_ids[num_accepted:]
         emission = sequence.emit([*draft_ids[:num_accepted], next_id])
         num_accepted = min(num_accepted, len(emission.token_ids))
@@ -211,6 +220,7 @@ class Engine:
             self._remove(sequence.seq)
         elif speculation.trie is not None:
             speculation.trie.commit(emission.token_ids)
+            speculation.asked_at = time.monotonic()
             self._outbox.commits.append(DraftCommit(sequence.seq, start, emission.token_ids))
 
     # --- inbox -------------------------------------------------------------------------------
@@ -224,13 +234,20 @@ class Engine:
             self._handle(self.inbox.get())
 
     def _wait_for_drafts(self) -> None:
-        """Wait for drafts that are due, all together no longer than the deadline."""
-        deadline = time.monotonic() + self._speculation.draft_deadline_ms / 1e3
-        while due := [g.speculation for g in self._generations.values() if _worth_waiting(g)]:
+        """Wait for drafts that are due as long as it pays, and all together no longer than the
+        deadline."""
+        deadline_ms = self._speculation.draft_deadline_ms
+        deadline = time.monotonic() + deadline_ms / 1e3
+        num_decoding = sum(_is_decoding(g.sequence) for g in self._generations.values())
+        while True:
+            due = [g.speculation for g in self._generations.values() if _is_due(g)]
+            if not self._planner.waits(due, num_decoding, self._step_ms):
+                return
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 for speculation in due:
                     speculation.late = True
+                    self._planner.missed(deadline_ms)
                 return
             try:
                 self._handle(self.inbox.get(timeout=remaining_s))
@@ -297,6 +314,7 @@ class Engine:
 
     def _open(self, sequence: Sequence, speculation: Speculation) -> None:
         speculation.trie = DraftTrie(sequence.token_ids, self._runner.vocab_size)
+        speculation.asked_at = time.monotonic()
         request = sequence.request
         self._outbox.opens.append(
             DraftOpen(
@@ -327,10 +345,14 @@ class Engine:
         if generation is None or generation.speculation.trie is None:
             return  # It finished while the draft was on its way.
         speculation = generation.speculation
+        was_answered = speculation.answered
         outcome = generation.speculation.trie.insert(message.draft)
         self.draft_outcomes[outcome] += 1
         if speculation.answered:
             speculation.late = speculation.resynced = False
+        if speculation.answered and not was_answered:
+            wait_ms = 1e3 * max(0.0, message.arrived_at - speculation.asked_at)
+            self._planner.answered(speculation, wait_ms, empty=not message.draft.nodes)
         if outcome is DraftOutcome.MALFORMED:
             self._outbox.malformed.append(message.seq)
         elif outcome is DraftOutcome.UNKNOWN_ANCHOR and not speculation.resynced:
@@ -358,8 +380,22 @@ class Engine:
         if generation.speculation.trie is not None:
             self._outbox.closes.append(seq)
 
+    def _choose_drafts(self) -> None:
+        """Let the planner choose among the drafts of all sequences that decode in this step."""
+        sequences = [*self._scheduler.running, *self._scheduler.waiting]
+        decoding = [sequence for sequence in sequences if _is_decoding(sequence)]
+        num_prompt_tokens = sum(
+            sequence.num_uncomputed_tokens for sequence in sequences if not _is_decoding(sequence)
+        )
+        self._planner.choose(
+            [(self._generations[s.seq].speculation, s.max_draft_len) for s in decoding],
+            len(decoding),
+            min(num_prompt_tokens, self._config.max_prefill_chunk_tokens),
+        )
+
     def _propose(self, sequence: Sequence, max_len: int) -> tuple[int, ...]:
-        return self._generations[sequence.seq].speculation.propose(max_len)
+        chosen = self._generations[sequence.seq].speculation.chosen
+        return tuple(node.token_id for node in chosen[:max_len])
 
     def _say(self, sequence: Sequence, event: GenerationEvent) -> None:
         self._outbox.events.append(SequenceEvent(sequence.seq, event))
@@ -374,12 +410,17 @@ class Engine:
         step_ms = (self._last_progress - started) * 1e3
         self._step_ms += _AVERAGING * (step_ms - self._step_ms)
         self._step_tokens += _AVERAGING * (num_tokens - self._step_tokens)
+        self._planner.stepped(num_tokens, step_ms)
 
 
-def _worth_waiting(generation: _Generation) -> bool:
+def _is_decoding(sequence: Sequence) -> bool:
+    return sequence.state is SequenceState.RUNNING and sequence.num_uncomputed_tokens == 1
+
+
+def _is_due(generation: _Generation) -> bool:
+    """A draft is on its way that this step could use."""
     sequence = generation.sequence
-    decoding = sequence.state is SequenceState.RUNNING and sequence.num_uncomputed_tokens == 1
-    return decoding and sequence.max_draft_len > 0 and generation.speculation.due
+    return _is_decoding(sequence) and sequence.max_draft_len > 0 and generation.speculation.due
 
 
 def _slice(scheduled: ScheduledSequence) -> SequenceSlice:

@@ -60,6 +60,8 @@ class DraftArrived:
 
     seq: int
     draft: Draft
+    arrived_at: float = 0.0
+    """time.monotonic() when it came, since the engine may be busy then; 0 is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Mapping
 
 from cluster.config import VerifierConfig
 from cluster.errors import InternalError
@@ -18,6 +19,7 @@ from verifier_service.draft_client import DraftClient
 from verifier_service.engine import Engine
 from verifier_service.events import EngineOutput
 from verifier_service.servicer import GenerationServicer
+from verifier_service.step_profile import profile_steps
 
 _SERVICE_NAME = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
 _STOP_TIMEOUT_S = 5.0
@@ -26,12 +28,14 @@ _STOP_TIMEOUT_S = 5.0
 class VerifierService:
     """Lives on one event loop; the engine has a thread of its own. Made by :meth:`start`."""
 
-    def __init__(self, config: VerifierConfig, runner: ModelRunner) -> None:
+    def __init__(
+        self, config: VerifierConfig, runner: ModelRunner, profile: Mapping[int, float] | None
+    ) -> None:
         self.card = runner.card
         self.incarnation = new_incarnation()
         self._config = config
         self._loop = asyncio.get_running_loop()
-        self._engine = Engine(runner, config.scheduler, config.speculation, self._post)
+        self._engine = Engine(runner, config.scheduler, config.speculation, self._post, profile)
         hello = TargetHello(self.incarnation, self.card.name, self.card.vocabulary)
         self._draft_client = DraftClient(config.speculation, hello, self._engine.inbox.put)
         self._servicer = GenerationServicer(
@@ -42,8 +46,7 @@ class VerifierService:
     @classmethod
     async def start(cls, config: VerifierConfig, *, host: str) -> VerifierService:
         """Load and warm the model, then listen. Takes as long as the model takes to load."""
-        runner = await asyncio.to_thread(_warm_runner, config)
-        service = cls(config, runner)
+        service = cls(config, *await asyncio.to_thread(_load, config))
         service._engine.start()
         service._rpc = await start_rpc_server(
             lambda server: generation_pb2_grpc.add_GenerationServicer_to_server(  # type: ignore[no-untyped-call]
@@ -104,7 +107,9 @@ class VerifierService:
             )
 
 
-def _warm_runner(config: VerifierConfig) -> ModelRunner:
+def _load(config: VerifierConfig) -> tuple[ModelRunner, dict[int, float] | None]:
+    """The model, warm, and what its steps cost if that is to be planned with."""
     runner = ModelRunner(load_model(config.model), config.kv_cache)
     runner.warm_up()
-    return runner
+    planned = config.speculation.planner == "goodput"
+    return runner, profile_steps(runner) if planned else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cluster.types import Path, SpeculationStats
-from verifier_service.draft_trie import DraftTrie
+from verifier_service.draft_trie import ChainNode, DraftTrie
+from verifier_service.planner import DraftValue
 
 
 @dataclass(slots=True)
@@ -26,6 +27,11 @@ class Speculation:
     late: bool = False
     resynced: bool = False
     """A re-sync was ordered and no draft has fitted since."""
+    asked_at: float = 0.0
+    """time.monotonic() of the last commit that the drafter was told."""
+    value: DraftValue = field(default_factory=DraftValue)
+    chosen: tuple[ChainNode, ...] = ()
+    """The drafts that the planner wants verified in this step."""
     num_steps: int = 0
     drafted_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
@@ -43,11 +49,11 @@ class Speculation:
         """Whether a draft is on its way that is worth a short wait."""
         return self.wanted and self.live and not self.late and not self.answered
 
-    def propose(self, max_len: int) -> tuple[int, ...]:
-        """The drafts to verify now."""
+    def chain(self, max_len: int) -> tuple[ChainNode, ...]:
+        """The best drafts at hand."""
         if not self.wanted or self.trie is None:
             return ()
-        return self.trie.best_chain(min(max_len, self.depth))
+        return self.trie.best_path(min(max_len, self.depth))
 
     def record(self, num_drafted: int, num_accepted: int) -> None:
         """Count one step that committed tokens."""

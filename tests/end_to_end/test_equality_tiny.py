@@ -80,6 +80,19 @@ async def test_every_way_gives_the_same_ids(model):
                 assert drafter.batches, f"{name} was never asked"
 
 
+async def test_the_planner_changes_nothing_but_speed(model):
+    async with (
+        running_verifier(model, dtype="float32", planner="goodput") as verifier,
+        DrafterProcess() as drafter,
+    ):
+        plain = await verifier.generate(requests("plain"), path=Path.PLAIN)
+        await verifier.use_drafters(drafter.member)
+        planned = await verifier.generate(requests("planned"))
+        assert ids(planned) == ids(plain)
+        assert sum(answer.stats.num_draft_tokens for answer in planned) > 0
+        assert verifier.service.load().knee_tokens > 0
+
+
 async def test_a_drafter_killed_in_the_middle_of_answers_changes_nothing(model):
     async with running_verifier(model, dtype="float32") as verifier, DrafterProcess() as drafter:
         expected = ids(await verifier.generate(requests("plain"), path=Path.PLAIN))

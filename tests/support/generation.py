@@ -88,12 +88,16 @@ async def running_verifier(
     dtype: str = "auto",
     num_blocks: int = 1024,
     draft_deadline_ms: float = 20.0,
+    planner: str = "fixed",
 ) -> AsyncIterator[RunningVerifier]:
     """Load the model and serve it on loopback."""
     config = VerifierConfig(
         model=ModelConfig(source=source, dtype=dtype),  # type: ignore[arg-type]
         kv_cache=KVCacheConfig(num_blocks=num_blocks),
-        speculation=SpeculationConfig(draft_deadline_ms=draft_deadline_ms),
+        speculation=SpeculationConfig(
+            draft_deadline_ms=draft_deadline_ms,
+            planner=planner,  # type: ignore[arg-type]
+        ),
     )
     service = await VerifierService.start(config, host="127.0.0.1")
     member = Member(service.incarnation, service.address, fingerprint=service.card.fingerprint)
