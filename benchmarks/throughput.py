@@ -19,7 +19,7 @@ CONCURRENCIES = (1, 8, 32)
 KINDS = {
     "prose": prompts.CHAT,
     "code": prompts.CODE,
-    "copy": [prompts.COPY_TASK[: len(prompts.COPY_TASK) - 8 * index] for index in range(8)],
+    "copy": [f"{line}\n" * 4 for line in prompts.LINES],
 }
 
 

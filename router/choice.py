@@ -70,6 +70,14 @@ class SpeculationTally:
         return self.accepted_per_position.total()
 
     @property
+    def acceptance_per_position(self) -> list[float]:
+        """Index j: share of the drafts at position j of a block that were accepted."""
+        return [
+            round(self.accepted_per_position[position] / drafted, 4)
+            for position, drafted in sorted(self.drafted_per_position.items())
+        ]
+
+    @property
     def num_draft_steps(self) -> int:
         return self.accepted_histogram.total()
 

@@ -20,6 +20,7 @@ def cluster_report(service: RouterService) -> Json:
         "mode": service.policy.mode.value,
         "reason": service.policy.reason,
         "since_s": round(service.policy.since_s(service.clock()), 3),
+        "acceptance_per_position": service.totals.acceptance_per_position,
         "routers": [_router(service)],
         "verifiers": [_verifier(service, member) for member in service.pool.members.values()],
         "drafters": [

@@ -168,7 +168,6 @@ def usage(reply: Reply) -> Json:
 
 def speculation(reply: Reply, tally: SpeculationTally) -> Json:
     """Paceline's own account of what speculation did for this request."""
-    drafted, accepted = tally.drafted_per_position, tally.accepted_per_position
     return {
         "path": reply.decision.path.value,
         "reason": reply.decision.reason,
@@ -176,9 +175,7 @@ def speculation(reply: Reply, tally: SpeculationTally) -> Json:
         "num_steps": tally.num_steps,
         "num_draft_tokens": tally.num_draft_tokens,
         "num_accepted_tokens": tally.num_accepted_tokens,
-        "acceptance_per_position": [
-            round(accepted[position] / drafted[position], 4) for position in sorted(drafted)
-        ],
+        "acceptance_per_position": tally.acceptance_per_position,
     }
 
 

@@ -40,6 +40,7 @@ from verifier_service.events import (
     EngineInput,
     EngineOutput,
     PathChanged,
+    Reconfigured,
     SequenceEvent,
     Stopped,
     Submitted,
@@ -274,6 +275,9 @@ class Engine:
             case DraftSessionLost(seq):
                 if generation := self._generations.get(seq):
                     generation.speculation.live = False
+            case Reconfigured(scheduler, speculation):
+                self._config = self._scheduler.config = scheduler
+                self._speculation = speculation
             case Stopped():
                 self._stopped = True
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cluster.config import SchedulerConfig, SpeculationConfig
 from cluster.load import VerifierLoad
 from cluster.types import Draft, GenerationEvent, GenerationRequest, Path, SamplingParams
 
@@ -65,6 +66,14 @@ class DraftArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class Reconfigured:
+    """Other limits and depth from now on; requests that run keep their depth."""
+
+    scheduler: SchedulerConfig
+    speculation: SpeculationConfig
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """End the loop."""
 
@@ -76,6 +85,7 @@ EngineInput = (
     | DraftSessionLive
     | DraftSessionLost
     | DraftArrived
+    | Reconfigured
     | Stopped
 )
 

@@ -59,7 +59,7 @@ class Scheduler:
     def __init__(
         self, config: SchedulerConfig, kv: KVCacheManager, prefill_alignment: int = 1
     ) -> None:
-        self._config = config
+        self.config = config
         self._kv = kv
         self._prefill_alignment = prefill_alignment
         self.waiting: deque[Sequence] = deque()
@@ -88,7 +88,7 @@ class Scheduler:
 
     def _fill(self, propose: ProposeDrafts, preempted: list[Sequence]) -> SchedulerOutput:
         decoding = self._reserve_decodes(preempted)
-        budget = self._config.max_step_tokens - len(decoding)
+        budget = self.config.max_step_tokens - len(decoding)
         scheduled = []
         for sequence in decoding:
             draft_ids = self._reserve_drafts(sequence, propose, budget)
@@ -105,7 +105,7 @@ class Scheduler:
 
     def _reserve_decodes(self, preempted: list[Sequence]) -> list[Sequence]:
         decoding = [s for s in self.running if s.num_uncomputed_tokens == 1]
-        decoding = decoding[: self._config.max_step_tokens]
+        decoding = decoding[: self.config.max_step_tokens]
         reserved = []
         for sequence in decoding:
             while sequence.state is SequenceState.RUNNING and not self._reserve(sequence, 1):
@@ -124,7 +124,7 @@ class Scheduler:
         return draft_ids
 
     def _reserve_prefills(self, budget: int, *, may_admit: bool) -> list[ScheduledSequence]:
-        budget = min(budget, self._config.max_prefill_chunk_tokens)
+        budget = min(budget, self.config.max_prefill_chunk_tokens)
         scheduled = []
         for sequence in [s for s in self.running if s.num_uncomputed_tokens > 1]:
             num_tokens = self._reserve_chunk(sequence, budget)
@@ -146,7 +146,7 @@ class Scheduler:
         return scheduled
 
     def _may_admit(self) -> bool:
-        if not self.waiting or len(self.running) >= self._config.max_running_sequences:
+        if not self.waiting or len(self.running) >= self.config.max_running_sequences:
             return False
         # Room for all its tokens and one more, besides what the running ones still need for theirs:
         # admitting a sequence only to preempt it would be work for nothing.

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from cluster.config import VerifierConfig
-from cluster.errors import InternalError
+from cluster.errors import InternalError, InvalidRequestError
 from cluster.load import VerifierLoad
 from cluster.protocol import generation_pb2, generation_pb2_grpc
 from cluster.protocol.messages import TargetHello
@@ -17,7 +17,7 @@ from engine.loader import load_model
 from engine.model_runner import ModelRunner
 from verifier_service.draft_client import DraftClient
 from verifier_service.engine import Engine
-from verifier_service.events import EngineOutput
+from verifier_service.events import EngineOutput, Reconfigured
 from verifier_service.servicer import GenerationServicer
 from verifier_service.step_profile import profile_steps
 
@@ -66,6 +66,18 @@ class VerifierService:
     def update_drafters(self, members: Members) -> None:
         """The drafters that may be used from now on. Call on the loop."""
         self._draft_client.update_members(members)
+
+    def reconfigure(self, config: VerifierConfig) -> None:
+        """Take other limits, depth and deadline without a restart. Raises InvalidRequestError if
+        anything else differs."""
+        changed = {"scheduler": config.scheduler, "speculation": config.speculation}
+        if config != self._config.model_copy(update=changed):
+            raise InvalidRequestError(
+                "user_config of the Verifier may hold scheduler and speculation",
+                param="user_config",
+            )
+        self._config = config
+        self._engine.inbox.put(Reconfigured(config.scheduler, config.speculation))
 
     def load(self) -> VerifierLoad:
         return dataclasses.replace(self._engine.load(), drafters=self._draft_client.loads())

@@ -44,11 +44,19 @@ def render(report: Json) -> str:
     """The report as text. Raises KeyError, TypeError or ValueError if it is none."""
     parts = [
         f"{report['mode']} for {_duration(report['since_s'])}: {report['reason']}",
+        _acceptance_by_position(report["acceptance_per_position"]),
         _table("router", report["routers"], _ROUTER_COLUMNS, "no router"),
         _table("verifier", report["verifiers"], _VERIFIER_COLUMNS, "no verifier runs"),
         _table("drafter", report["drafters"], _DRAFTER_COLUMNS, "no drafter runs"),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _acceptance_by_position(rates: Sequence[float]) -> str:
+    """Over the requests that have ended."""
+    if not rates:
+        return "no drafts verified yet"
+    return "drafts accepted, by position: " + " ".join(f"{rate:.0%}" for rate in rates)
 
 
 def _table(kind: str, rows: Sequence[Json], columns: Sequence[Column], if_empty: str) -> str:
@@ -105,6 +113,7 @@ _VERIFIER_COLUMNS: tuple[Column, ...] = (
     ("WAITING", _field("waiting")),
     ("KV BLOCKS", _kv_use),
     ("STEP MS", _field("step_ms")),
+    ("KNEE", _field("knee_tokens")),
     ("MODEL", _field("model")),
     ("ADDRESS", _field("address")),
 )

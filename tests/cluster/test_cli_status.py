@@ -16,6 +16,7 @@ REPORT = {
     "mode": "speculative",
     "reason": "auto: 2.0 running per verifier, below 12",
     "since_s": 42.4,
+    "acceptance_per_position": [0.8, 0.5],
     "routers": [
         {
             "replica_id": "router00aaaa",
@@ -39,7 +40,7 @@ REPORT = {
             "kv_blocks_used": 5,
             "kv_blocks_total": 80,
             "step_ms": 31.337,
-            "knee_tokens": 0,
+            "knee_tokens": 6,
         }
     ],
     "drafters": [
@@ -80,9 +81,11 @@ def test_it_shows_mode_members_load_and_acceptance(paceline):
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines() if line]
     assert out.startswith("speculative for 42 s: auto: 2.0 running per verifier, below 12\n")
+    assert lines[1][-3:] == ["position:", "80%", "50%"]
+    del lines[1]
     assert lines[1] == ["ROUTER", "READY", "IN", "FLIGHT", "NODE", "PID"]
     assert lines[2] == ["router00", "yes", "3", "node0000", "11"]
-    assert lines[4] == ["verifier", "ready", "2", "1", "5/80", "31.3", "tiny", "10.0.0.1:4000"]
+    assert lines[4] == ["verifier", "ready", "2", "1", "5/80", "31.3", "6", "tiny", "10.0.0.1:4000"]
     assert lines[6][:3] == ["drafter1", "ready", "2"]
     assert "62.5%" in lines[6]
     assert lines[7] == ["-", "unused", "0", "0.0", "0.0", "0.0", "-", "-", "-"]

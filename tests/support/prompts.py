@@ -34,6 +34,17 @@ COPYING = [
     "the the the the the the the the",
     "row, row, row your boat, gently down the stream. row, row, row your boat,",
 ]
+LINES = [
+    "The cat sat on the mat and looked at the dog in the yard.",
+    "Row, row, row your boat, gently down the stream.",
+    "All work and no play makes Jack a dull boy.",
+    "def add(a, b): return a + b  # adds two numbers",
+    "The quick brown fox jumps over the lazy dog and runs away.",
+    "Monday, Tuesday, Wednesday, Thursday, Friday, Saturday, Sunday.",
+    "She sells sea shells by the sea shore every summer morning.",
+    "id: 1, name: example, status: active, owner: nobody",
+]
+"""Four times in a prompt, a model goes on repeating it; short, so that decoding is what counts."""
 LISTS = [
     "List the days of the week.",
     "1. apple\n2. banana\n3. cherry\n4.",

@@ -22,6 +22,7 @@ from verifier_service.events import (
     DraftSessionLive,
     DraftSessionLost,
     PathChanged,
+    Reconfigured,
     Submitted,
 )
 
@@ -383,6 +384,25 @@ def test_resuming_with_delivered_tokens_continues_the_same_answer():
     seq = driver.submit([3, 4], ignore_eos=True, resumed_ids=tuple(answer[:8]), **fields)
     driver.results[seq].token_ids = answer[:8]
     assert driver.run()[seq].token_ids == answer
+
+
+def test_other_limits_and_depth_hold_from_the_next_request_on():
+    law = hashed_law()
+    drafter = oracle_drafter(law, GREEDY, 1, depth=8)
+    driver = EngineDriver(ScriptedRunner(law, num_blocks=200), drafter=drafter)
+    deep = driver.submit([3, 4], max_tokens=30, ignore_eos=True)
+    driver.run()
+    driver.engine.inbox.put(
+        Reconfigured(
+            SchedulerConfig(max_running_sequences=1), SpeculationConfig(num_speculative_tokens=2)
+        )
+    )
+    shallow = [driver.submit([3, 4 + i], max_tokens=30, ignore_eos=True) for i in range(3)]
+    while not driver.results[shallow[-1]].ended:
+        driver.step()
+        assert driver.engine.load().running <= 1
+    assert len(driver.results[deep].finish.stats.drafted_per_position) == 8
+    assert len(driver.results[shallow[0]].finish.stats.drafted_per_position) == 2
 
 
 def test_the_thread_serves_and_stops():
