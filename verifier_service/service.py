@@ -33,7 +33,7 @@ class VerifierService:
     ) -> None:
         self.card = runner.card
         self.incarnation = new_incarnation()
-        self._config = config
+        self.config = config
         self._loop = asyncio.get_running_loop()
         self._engine = Engine(runner, config.scheduler, config.speculation, self._post, profile)
         hello = TargetHello(self.incarnation, self.card.name, self.card.vocabulary)
@@ -70,13 +70,15 @@ class VerifierService:
     def reconfigure(self, config: VerifierConfig) -> None:
         """Take other limits, depth and deadline without a restart. Raises InvalidRequestError if
         anything else differs."""
+        planner = {"planner": self.config.speculation.planner}
+        speculation = config.speculation.model_copy(update=planner)
         changed = {"scheduler": config.scheduler, "speculation": config.speculation}
-        if config != self._config.model_copy(update=changed):
+        if config != self.config.model_copy(update=changed) or speculation != config.speculation:
             raise InvalidRequestError(
-                "user_config of the Verifier may hold scheduler and speculation",
+                "user_config of the Verifier may hold scheduler, and speculation without planner",
                 param="user_config",
             )
-        self._config = config
+        self.config = config
         self._engine.inbox.put(Reconfigured(config.scheduler, config.speculation))
 
     def load(self) -> VerifierLoad:
@@ -95,7 +97,7 @@ class VerifierService:
     def check_health(self) -> None:
         """Raise InternalError if work waits and the engine does not step."""
         stalled_s = self._engine.stalled_for_s()
-        if stalled_s > self._config.stall_timeout_s:
+        if stalled_s > self.config.stall_timeout_s:
             raise InternalError(f"the engine has not stepped for {stalled_s:.0f} s")
 
     async def stop(self, grace_s: float) -> None:

@@ -10,6 +10,7 @@ import random
 
 import pytest
 
+from cluster.errors import InvalidRequestError
 from cluster.load import DrafterState
 from cluster.types import GenerationRequest, Path, SamplingParams
 from tests.support.drafter_process import DrafterProcess
@@ -91,6 +92,24 @@ async def test_the_planner_changes_nothing_but_speed(model):
         assert ids(planned) == ids(plain)
         assert sum(answer.stats.num_draft_tokens for answer in planned) > 0
         assert verifier.service.load().knee_tokens > 0
+
+
+async def test_depth_and_limits_change_without_a_restart_and_nothing_else_does(model):
+    async with running_verifier(model, dtype="float32") as verifier, DrafterProcess() as drafter:
+        await verifier.use_drafters(drafter.member)
+        service = verifier.service
+        now = service.config
+        shallow = now.speculation.model_copy(update={"num_speculative_tokens": 1})
+        service.reconfigure(now.model_copy(update={"speculation": shallow}))
+        answers = await verifier.generate(requests("shallow"))
+        assert max(len(answer.stats.drafted_per_position) for answer in answers) == 1
+        for section, update in (
+            ("speculation", {"planner": "goodput"}),
+            ("kv_cache", {"block_size": 32}),
+        ):
+            other = getattr(now, section).model_copy(update=update)
+            with pytest.raises(InvalidRequestError, match="user_config"):
+                service.reconfigure(now.model_copy(update={section: other}))
 
 
 async def test_a_drafter_killed_in_the_middle_of_answers_changes_nothing(model):
