@@ -5,7 +5,8 @@ Frozen, unknown keys refused. Each part of the code gets the section it needs, n
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -19,6 +20,17 @@ class Section(BaseModel):
     """Base of every section."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    def merged(self, changes: Mapping[str, Any]) -> Self:
+        """This section with some fields changed, those of inner sections one by one. Raises
+        pydantic's ValidationError."""
+        values = self.model_dump()
+        for name, value in changes.items():
+            inner = getattr(self, name, None)
+            if isinstance(inner, Section) and isinstance(value, Mapping):
+                value = inner.merged(value).model_dump()
+            values[name] = value
+        return type(self).model_validate(values)
 
 
 class ModelConfig(Section):

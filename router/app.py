@@ -43,8 +43,7 @@ class RouterReplica:
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve's `user_config`: sections of RouterConfig that change without a restart."""
-        config = {**self._service.config.model_dump(), **user_config}
-        self._service.reconfigure(RouterConfig.model_validate(config))
+        self._service.reconfigure(self._service.config.merged(user_config))
 
     async def __del__(self) -> None:
         if hasattr(self, "_learning"):

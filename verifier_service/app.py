@@ -40,8 +40,7 @@ class VerifierReplica:
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve's `user_config`: the sections of VerifierConfig that change without a restart."""
-        config = {**self._service.config.model_dump(), **user_config}
-        self._service.reconfigure(VerifierConfig.model_validate(config))
+        self._service.reconfigure(self._service.config.merged(user_config))
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve sees no token traffic, so the policy is told."""

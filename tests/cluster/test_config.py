@@ -50,6 +50,19 @@ def test_every_section_has_defaults(section):
     assert section() == section.model_validate({})
 
 
+def test_changes_are_merged_field_by_field():
+    base = VerifierConfig.model_validate(
+        {"speculation": {"num_speculative_tokens": 4, "draft_deadline_ms": 7}, "drafter_app": "d"}
+    )
+    changed = base.merged({"speculation": {"num_speculative_tokens": 2}})
+    assert changed.speculation.num_speculative_tokens == 2
+    assert changed.speculation.draft_deadline_ms == 7
+    assert changed.drafter_app == "d"
+    for wrong in ({"speculation": {"no_such_key": 1}}, {"no_such_key": 1}, {"speculation": 3}):
+        with pytest.raises(ValidationError):
+            base.merged(wrong)
+
+
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_field_is_documented(section):
     assert all(field.description for field in section.model_fields.values())
