@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import httpx
-import uvicorn
 
 from cluster.config import RouterConfig
 from router.api import create_app
@@ -90,20 +88,3 @@ async def deploy(
         yield deployment
     finally:
         await deployment.close()
-
-
-@asynccontextmanager
-async def serve_http(deployment: Deployment) -> AsyncIterator[str]:
-    """The router on a real socket; gives its base URL."""
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(deployment.app, log_level="warning", lifespan="off")
-    server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
-    await eventually(lambda: server.started)
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await serving
-        listening.close()

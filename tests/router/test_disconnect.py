@@ -9,7 +9,8 @@ import random
 import httpx
 import pytest
 
-from tests.router.deployment import deploy, eventually, serve_http
+from tests.router.deployment import deploy, eventually
+from tests.support.http_server import serve_http
 from tests.support.scripted_verifier import ScriptedVerifier, endless
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 400}
@@ -32,7 +33,7 @@ async def leave_after(url: str, delay_s: float, **fields: object) -> None:
 async def test_a_client_that_leaves_frees_everything(fields: dict[str, object]) -> None:
     async with (
         deploy(ScriptedVerifier(endless(), step_s=0.01)) as deployment,
-        serve_http(deployment) as url,
+        serve_http(deployment.app) as url,
     ):
         leaving = asyncio.create_task(leave_after(url, 0.2, **fields))
         await eventually(lambda: deployment.verifier.num_running == fields.get("n", 1))
@@ -45,7 +46,7 @@ async def test_200_clients_leaving_at_random_moments_hold_nothing() -> None:
     chance = random.Random(7)
     async with (
         deploy(ScriptedVerifier(endless(), step_s=0.01)) as deployment,
-        serve_http(deployment) as url,
+        serve_http(deployment.app) as url,
     ):
         await asyncio.gather(
             *(
@@ -71,7 +72,7 @@ async def test_200_clients_leaving_at_random_moments_hold_nothing() -> None:
 async def test_a_body_that_never_ends_holds_no_slot() -> None:
     async with (
         deploy(ScriptedVerifier(endless())) as deployment,
-        serve_http(deployment) as url,
+        serve_http(deployment.app) as url,
     ):
         host, port = url.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))

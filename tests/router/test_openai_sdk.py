@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 
-from tests.router.deployment import deploy, serve_http
+from tests.router.deployment import deploy
+from tests.support.http_server import serve_http
 from tests.support.scripted_verifier import ScriptedVerifier, endless, saying
 
 HI = [{"role": "user", "content": "hi"}]
@@ -17,7 +18,7 @@ HI = [{"role": "user", "content": "hi"}]
 async def sdk() -> AsyncIterator[openai.AsyncOpenAI]:
     async with (
         deploy(ScriptedVerifier(saying("the quick brown fox", 3))) as deployment,
-        serve_http(deployment) as url,
+        serve_http(deployment.app) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         yield client
@@ -75,7 +76,7 @@ async def test_errors_have_their_classes(sdk: openai.AsyncOpenAI) -> None:
 async def test_a_lost_verifier_is_an_error_in_the_stream() -> None:
     async with (
         deploy(ScriptedVerifier(endless(), step_s=0.005)) as deployment,
-        serve_http(deployment) as url,
+        serve_http(deployment.app) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
     ):
         stream = await client.chat.completions.create(model="tiny", messages=HI, stream=True)
