@@ -104,6 +104,11 @@ class Engine:
         self.inbox.put(Stopped())
         self._thread.join(timeout_s)
 
+    @property
+    def alive(self) -> bool:
+        """Whether the loop runs."""
+        return self._thread.is_alive()
+
     def stalled_for_s(self) -> float:
         """How long work has waited without a step; 0 while idle. May be called from any thread."""
         return time.monotonic() - self._last_progress if self._generations else 0.0

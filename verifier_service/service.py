@@ -95,7 +95,9 @@ class VerifierService:
         }
 
     def check_health(self) -> None:
-        """Raise InternalError if work waits and the engine does not step."""
+        """Raise InternalError if the engine has ended, or if work waits and it does not step."""
+        if not self._engine.alive:
+            raise InternalError("the engine's thread has ended; its log says why")
         stalled_s = self._engine.stalled_for_s()
         if stalled_s > self.config.stall_timeout_s:
             raise InternalError(f"the engine has not stepped for {stalled_s:.0f} s")

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from cluster.errors import InvalidRequestError
+from cluster.errors import InternalError, InvalidRequestError
 from cluster.load import DrafterState
 from cluster.types import GenerationRequest, Path, SamplingParams
 from tests.support.drafter_process import DrafterProcess
@@ -110,6 +110,14 @@ async def test_depth_and_limits_change_without_a_restart_and_nothing_else_does(m
             other = getattr(now, section).model_copy(update=update)
             with pytest.raises(InvalidRequestError, match="user_config"):
                 service.reconfigure(now.model_copy(update={section: other}))
+
+
+async def test_health_fails_when_the_engine_has_ended(model):
+    async with running_verifier(model, dtype="float32") as verifier:
+        verifier.service.check_health()
+        verifier.service._engine.stop(5.0)
+        with pytest.raises(InternalError, match="ended"):
+            verifier.service.check_health()
 
 
 async def test_a_drafter_killed_in_the_middle_of_answers_changes_nothing(model):

@@ -334,12 +334,8 @@ async def test_p4_a_conversation_with_parts_null_content_and_tool_messages(
 
 async def test_a_large_prompt_does_not_stop_other_streams() -> None:
     async with deploy(ScriptedVerifier(saying("ok"))) as deployment:
-        started = time.perf_counter()
         large = asyncio.create_task(deployment.chat("the quick fox " * 100_000))
         await asyncio.sleep(0.02)
-        asked = time.perf_counter()
         assert (await deployment.client.get("/health/live")).status_code == 200
-        answered_in_s = time.perf_counter() - asked
+        assert not large.done(), "the other request had to wait for the large one"
         assert (await large).status_code == 400
-        # In proportion, because the machine may be busy.
-        assert answered_in_s < 0.5 * (time.perf_counter() - started)
