@@ -45,6 +45,7 @@ def run(config_path: Path, port: int | None) -> None:
     """Serve until SIGINT or SIGTERM. Raise LaunchError if the system does not get ready."""
     stop = threading.Event()
     config = _load_config(config_path, port)
+    _check_port_is_free(config)
     _choose_ingress()
     try:
         _start(config, stop)
@@ -54,6 +55,20 @@ def run(config_path: Path, port: int | None) -> None:
     finally:
         _say("stopping")
         _stop()
+
+
+def _check_port_is_free(config: dict[str, Any]) -> None:
+    """Another server there would answer in our place."""
+    host, port = _host_and_port(config)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise LaunchError(
+                f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port, "
+                f"or PORT=... make serve"
+            ) from error
 
 
 def _choose_ingress() -> None:
@@ -161,10 +176,14 @@ def _load_config(path: Path, port: int | None) -> dict[str, Any]:
     return config
 
 
-def _url(config: dict[str, Any]) -> str:
+def _host_and_port(config: dict[str, Any]) -> tuple[str, int]:
     http = config.get("http_options", {})
-    host = http.get("host", "127.0.0.1")
-    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{http.get('port', 8000)}"
+    return http.get("host", "127.0.0.1"), http.get("port", 8000)
+
+
+def _url(config: dict[str, Any]) -> str:
+    host, port = _host_and_port(config)
+    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
 
 
 def _print_welcome(url: str) -> None:

@@ -56,12 +56,10 @@ class SchedulerOutput:
 class Scheduler:
     """Owns the order of sequences and their KV. `running` is in order of admission."""
 
-    def __init__(
-        self, config: SchedulerConfig, kv: KVCacheManager, prefill_alignment: int = 1
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
         self.config = config
+        """May be replaced between two steps."""
         self._kv = kv
-        self._prefill_alignment = prefill_alignment
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -159,8 +157,6 @@ class Scheduler:
 
     def _reserve_chunk(self, sequence: Sequence, budget: int) -> int:
         num_tokens = min(budget, sequence.num_uncomputed_tokens)
-        if num_tokens < sequence.num_uncomputed_tokens:
-            num_tokens -= num_tokens % self._prefill_alignment
         return num_tokens if num_tokens and self._reserve(sequence, num_tokens) else 0
 
     def _reserve(self, sequence: Sequence, num_tokens: int) -> bool:
