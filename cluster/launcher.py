@@ -196,7 +196,9 @@ def _print_welcome(url: str) -> None:
         "messages": [{"role": "user", "content": "What is a paceline?"}],
     }
     curl = f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d"
-    _say(f"\n  {curl} \\\n    '{json.dumps(body)}'\n\nCtrl-C stops everything.")
+    _say(f"\n  {curl} \\\n    '{json.dumps(body)}'\n")
+    _say("Ray's own commands in another shell: RAY_AUTH_MODE=token serve status")
+    _say("Ctrl-C stops everything.")
 
 
 def _say(line: str) -> None:

@@ -9,6 +9,9 @@ from collections.abc import Iterator, Sequence
 from cluster.commands.api_client import ApiClient, ApiError, Json
 from cluster.commands.terminal import CYAN, DIM, has_colour, printable, styled
 
+MAX_TOKENS = 1024
+"""An answer is cut there: a small model may find no end."""
+
 
 def run(client: ApiClient, prompt: str | None) -> bool:
     """Answer the prompt, or without one converse until the input ends. True if every answer came
@@ -71,6 +74,8 @@ class Conversation:
         try:
             for chunk in self.client.stream("/v1/chat/completions", body):
                 answer.show(chunk)
+                if answer.num_tokens >= MAX_TOKENS:
+                    break  # Which ends the stream, and the generation with it.
         except (AttributeError, KeyError, TypeError):
             raise self.client.unexpected() from None
         finally:
@@ -84,7 +89,7 @@ class _Answer:
 
     def __init__(self) -> None:
         self.text = ""
-        self._num_tokens = 0
+        self.num_tokens = 0
         self._speculation: Json | None = None
         self._on_terminal = sys.stdout.isatty()
         self._coloured = has_colour(sys.stdout)
@@ -94,7 +99,7 @@ class _Answer:
             text = choice["delta"].get("content") or ""
             trace = choice.get("speculation") or {}
             self.text += text
-            self._num_tokens += trace.get("num_tokens", 0)
+            self.num_tokens += trace.get("num_tokens", 0)
             self._write(text, trace.get("accepted_spans", ()))
         self._speculation = chunk.get("speculation", self._speculation)
 
@@ -104,7 +109,7 @@ class _Answer:
 
     def sum_up(self) -> None:
         if self._on_terminal and self._speculation:
-            line = summary(self._speculation, self._num_tokens)
+            line = summary(self._speculation, self.num_tokens)
             print(styled(line, DIM) if self._coloured else line)
 
     def _write(self, text: str, accepted_spans: Sequence[Sequence[int]]) -> None:

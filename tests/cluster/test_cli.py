@@ -16,6 +16,7 @@ REPORT_OF_NOTHING = {
     "mode": "plain",
     "reason": "none",
     "since_s": 0.0,
+    "acceptance_per_position": [],
     "routers": [],
     "verifiers": [],
     "drafters": [],

@@ -72,7 +72,8 @@ async def test_status_for_people_and_machines(deployment: Deployment) -> None:
 
 async def test_the_cluster_report_names_every_member(deployment: Deployment) -> None:
     report = (await deployment.client.get("/v1/cluster")).json()
-    assert report.keys() == {"mode", "reason", "since_s", "routers", "verifiers", "drafters"}
+    told = {"mode", "reason", "since_s", "acceptance_per_position"}
+    assert report.keys() == told | {"routers", "verifiers", "drafters"}
     (verifier,) = report["verifiers"]
     member = deployment.verifier.member
     assert (verifier["replica_id"], verifier["address"]) == (member.replica_id, member.address)
