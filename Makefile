@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: install serve test test-long lint proto
+.PHONY: install serve test test-long test-gpu lint proto
 
 install: $(VENV)/.installed
 
@@ -25,10 +25,14 @@ serve: install
 	$(BIN)/paceline serve --config $(CONFIG) --port $(PORT)
 
 test: install
-	$(BIN)/python -m pytest -m 'not long'
+	$(BIN)/python -m pytest -m 'not long and not gpu'
 
 test-long: install
 	$(BIN)/python -m pytest
+
+# Needs a GPU and no Ray: whatever Python has torch with CUDA.
+test-gpu:
+	$(PYTHON) -m pytest -m gpu -s tests/gpu
 
 lint: install proto
 	git diff --exit-code -- '*_pb2*'

@@ -34,6 +34,8 @@ async def _measure(
             "max_tokens": max_tokens,
             "temperature": 0,
             "ignore_eos": True,
+            # No run may read what the one before it has computed.
+            "cache_salt": f"{kind} {concurrency} {mode}",
             "speculation": {"mode": mode},
         }
         for index in range(concurrency)

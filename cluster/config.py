@@ -50,6 +50,13 @@ class ModelConfig(Section):
     """torch device; auto is cuda where there is one, else cpu."""
     num_threads: Annotated[int, Field(ge=1)] = 1
     """Compute threads on a CPU."""
+    implementation: Literal["auto", "native", "torch", "transformers"] = "auto"
+    """How it is run; auto takes the fastest that can. native: our kernels, on a CPU; torch: few
+    torch operations, above all on a GPU; both for Llama-like families. transformers: its own
+    modules, for every other architecture."""
+    deterministic: bool | None = None
+    """Whether a row's bits are independent of the batch. By default they are on a CPU, where it
+    costs nothing; on a GPU it is an option that costs speed."""
 
 
 class KVCacheConfig(Section):
@@ -61,6 +68,9 @@ class KVCacheConfig(Section):
     """Blocks in the pool; by default what memory_bytes holds."""
     memory_bytes: Annotated[int, Field(gt=0)] = 1 << 30
     """Memory for the pool where num_blocks is not given."""
+    prefix_cache: bool = True
+    """Keep blocks that no sequence holds any more, and let requests that begin with the same tokens
+    reuse them."""
 
 
 class SchedulerConfig(Section):
@@ -148,7 +158,8 @@ class DrafterConfig(Section):
     model: ModelConfig | None = None
     """Draft model of kind model: any causal language model with the target's vocabulary."""
     kv_cache: KVCacheConfig = KVCacheConfig()
-    """Of the draft model; sessions that do not fit are computed anew when their turn comes."""
+    """Of the draft model; sessions that do not fit are computed anew when their turn comes. They
+    carry no salt, so they share nothing, whatever prefix_cache says."""
     max_step_tokens: Annotated[int, Field(ge=1)] | None = None
     """Tokens in one forward of the draft model, of which prompts take what drafting leaves; by
     default 32 on a CPU, which takes larger pieces hardly faster, else 512."""

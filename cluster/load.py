@@ -51,6 +51,12 @@ class VerifierLoad:
     """Moving average of the tokens in a step."""
     knee_tokens: int = 0
     """Tokens a step takes before its time grows; 0 is not measured."""
+    prefix_cache_hit_tokens: int = 0
+    """Since the start: tokens of admitted sequences whose KV was there already."""
+    prefix_cache_query_tokens: int = 0
+    """Since the start: all tokens of admitted sequences, as they were then."""
+    num_preemptions: int = 0
+    """Since the start: sequences that lost their place, to be computed again."""
     drafters: tuple[DrafterLoad, ...] = ()
 
 

@@ -52,7 +52,11 @@ def bind_host(config: RpcConfig) -> str:
 
 
 def this_replica(
-    incarnation: str, address: str = "", model: str = "", fingerprint: str = ""
+    incarnation: str,
+    address: str = "",
+    model: str = "",
+    fingerprint: str = "",
+    decoder: str = "",
 ) -> Member:
     """The member that this Serve replica is."""
     return Member(
@@ -63,6 +67,7 @@ def this_replica(
         pid=os.getpid(),
         model=model,
         fingerprint=fingerprint,
+        decoder=decoder,
     )
 
 

@@ -61,6 +61,8 @@ class GenerationRequest:
     drafter: str = "auto"
     deadline_ms: int = 0
     """Time left to finish; 0 is none."""
+    cache_salt: str = ""
+    """Only requests with the same salt reuse one another's KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class TokensEvent:
     """Drafts verified in the step that made these ids."""
     refused_ids: tuple[int, ...] = ()
     """Those of them that the target did not draw."""
+    num_cached_prompt_tokens: int = 0
+    """Prompt tokens whose KV was there already; told at position 0 only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,8 @@ class ModelCard:
     bos_token: str = ""
     eos_token: str = ""
     pad_token: str = ""
+    decoder: str = ""
+    """How the model is run: native, torch or transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +187,8 @@ class Member:
     pid: int = 0
     model: str = ""
     fingerprint: str = ""
+    decoder: str = ""
+    """As in ModelCard; empty without a model."""
 
 
 Members = Mapping[str, Member]

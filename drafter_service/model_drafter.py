@@ -21,7 +21,8 @@ from cluster.types import DraftNode, SamplingParams
 from engine.drafting.interface import DraftRequest, DraftSession
 from engine.kv_cache import SequenceCache
 from engine.loader import load_model
-from engine.model_runner import ModelRunner, SequenceSlice
+from engine.decoder import SequenceSlice
+from engine.model_runner import ModelRunner
 from engine.processors import target_logits
 from engine.sampling import NonFiniteLogitsError, SampleRow, sample
 
@@ -142,7 +143,8 @@ class ModelDrafter:
         cls, model: ModelConfig, kv_cache: KVCacheConfig, max_step_tokens: int | None = None
     ) -> ModelDrafter:
         """Load the model and run it once, so that the first session pays for nothing."""
-        runner = ModelRunner(load_model(model), kv_cache)
+        unshared = kv_cache.model_copy(update={"prefix_cache": False})
+        runner = ModelRunner(load_model(model), unshared)
         runner.warm_up()
         vocab_size = _tokenizer_size(runner.card.tokenizer_json)
         return cls(runner, vocab_size=vocab_size, max_step_tokens=max_step_tokens)
@@ -224,7 +226,7 @@ class ModelDrafter:
         """Make final what is computed of the committed tokens."""
         if (cache := session.cache) is not None:
             num_final = min(cache.num_slots, len(session.token_ids))
-            self._kv.commit(cache, num_final - cache.num_committed)
+            self._kv.commit(cache, session.token_ids[cache.num_committed : num_final])
 
     def _keep_computed(self, session: _Session, num_tokens: int) -> None:
         """Take back the KV of all tokens but the first `num_tokens`."""

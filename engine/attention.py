@@ -320,25 +320,35 @@ def padded_context_len(position: int) -> int:
 
 
 def plan_step(
-    pool: KVPool, spans: Sequence[Span], num_fillers: int, tiling: Tiling, device: torch.device
+    pool: KVPool,
+    spans: Sequence[Span],
+    num_fillers: int,
+    tiling: Tiling,
+    device: torch.device,
+    tiles_per_call: int | None = None,
 ) -> PagedStep:
     """Lay out one forward: where each token goes, and which rows are computed together.
 
-    `num_fillers` rows at the end copy the last token and are not kept.
+    `num_fillers` rows at the end copy the last token and are not kept. With `tiles_per_call` every
+    call computes that many tiles, copies of the last one among them, so that its shape depends on
+    the padded context alone; without, it computes all tiles of one shape at once.
     """
     tiles_by_shape: dict[tuple[int, int], list[Span]] = {}
     for tile in (tile for span in spans for tile in _tiles(span, tiling)):
         shape = (padded_context_len(tile.start), _filled_rows(tile.num_tokens, tiling))
         tiles_by_shape.setdefault(shape, []).append(tile)
-    groups = [
-        _group(pool, tiles, *shape, device) for shape, tiles in sorted(tiles_by_shape.items())
+    calls = [
+        (shape, call)
+        for shape, tiles in sorted(tiles_by_shape.items())
+        for call in _calls(tiles, tiles_per_call)
     ]
+    groups = [_group(pool, tiles, *shape, device) for shape, tiles in calls]
     slots = [
         span.block_table[position // pool.block_size] * pool.block_size + position % pool.block_size
         for span in spans
         for position in range(span.start, span.start + span.num_tokens)
     ]
-    places = _places(tiles_by_shape, len(slots))
+    places = _places(calls, len(slots))
     places += places[-1:] * num_fillers
     return PagedStep(
         pool,
@@ -363,6 +373,15 @@ def _tiles(span: Span, tiling: Tiling) -> list[Span]:
 def _filled_rows(num_rows: int, tiling: Tiling) -> int:
     """Rows of a tile, filled up to a power of two so that tiles of few shapes occur."""
     return min(max(1 << (num_rows - 1).bit_length(), tiling.min_rows), tiling.max_rows)
+
+
+def _calls(tiles: list[Span], tiles_per_call: int | None) -> list[list[Span]]:
+    """Tiles of one shape by the call that computes them."""
+    if tiles_per_call is None:
+        return [tiles]
+    calls = [tiles[i : i + tiles_per_call] for i in range(0, len(tiles), tiles_per_call)]
+    calls[-1] += calls[-1][-1:] * (tiles_per_call - len(calls[-1]))
+    return calls
 
 
 def _group(
@@ -395,11 +414,14 @@ def _context_units(
     return units[:, : context_len // pool.unit_len]
 
 
-def _places(tiles_by_shape: dict[tuple[int, int], list[Span]], num_rows: int) -> list[int]:
-    """Where each packed row is among the rows of all tiles."""
+def _places(calls: Sequence[tuple[tuple[int, int], list[Span]]], num_rows: int) -> list[int]:
+    """Where each packed row is among the rows of all calls' tiles.
+
+    calls  # ((context_len, tile_rows), tiles)
+    """
     places = [0] * num_rows
     first_place = 0
-    for (_, tile_rows), tiles in sorted(tiles_by_shape.items()):
+    for (_, tile_rows), tiles in calls:
         for tile in tiles:
             rows = slice(tile.first_row, tile.first_row + tile.num_tokens)
             places[rows] = range(first_place, first_place + tile.num_tokens)

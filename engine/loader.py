@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from cluster.config import EMBEDDED_MODEL, ModelConfig
 from cluster.fingerprint import vocabulary_fingerprint
 from cluster.types import ModelCard
-from engine.attention import ATTENTION_NAME, LayerShape, ShapeProbe
+from engine.decoder import Decoder, UnsupportedModelError
 from engine.embedded import content_identity, converted_folder, embedded_model_folder
-from engine.linear import kernel_class, replace_linears
+from engine.models.choice import make_decoder
 
 logger = logging.getLogger(__name__)
 
@@ -33,22 +33,13 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 _HUB_DUPLICATES = ["*/*", "consolidated*"]
 
 
-class UnsupportedModelError(ValueError):
-    """This model, or the form it comes in, cannot be served; the message says why."""
-
-
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model ready to run, and what its peers must know of it."""
 
-    model: PreTrainedModel
+    decoder: Decoder
+    """Not allocated yet; one ModelRunner does it."""
     card: ModelCard
-    dtype: torch.dtype
-    device: torch.device
-    layer_shapes: tuple[LayerShape, ...]
-    """Attention of every layer."""
-    min_step_rows: int
-    """Steps of fewer tokens are filled up; see engine/linear.py."""
 
 
 def load_model(config: ModelConfig) -> LoadedModel:
@@ -59,17 +50,11 @@ def load_model(config: ModelConfig) -> LoadedModel:
     model_config = _model_config(folder)
     device = _device(config.device)
     dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
-    model = _load(folder, model_config, dtype, device)
-    min_step_rows = replace_linears(model, dtype, device)
-    identity = _identity(folder, weight_files, dtype, device)
-    return LoadedModel(
-        model=model,
-        card=_card(folder, config, model, identity),
-        dtype=dtype,
-        device=device,
-        layer_shapes=_layer_shapes(model),
-        min_step_rows=min_step_rows,
-    )
+    max_model_len = _max_model_len(config, model_config)
+    decoder = make_decoder(config, folder, model_config, max_model_len, dtype, device)
+    identity = _identity(folder, weight_files, dtype, decoder)
+    card = _card(folder, config, model_config, max_model_len, decoder, identity)
+    return LoadedModel(decoder, card)
 
 
 def _device(name: str) -> torch.device:
@@ -161,47 +146,11 @@ def _rope_types(config: Any) -> set[str]:
     return {str(fields.get("rope_type", "default")) for fields in (parameters, *nested)}
 
 
-def _load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_pretrained(
-        folder,
-        config=config,
-        dtype=dtype,
-        attn_implementation=ATTENTION_NAME,
-        use_safetensors=True,
-        trust_remote_code=False,
-        local_files_only=True,
-    )
-    if model._is_stateful:
-        raise UnsupportedModelError(
-            f"{config.model_type} is not supported: it keeps a state that is not attention"
-        )
-    if not model._supports_attention_backend:
-        raise UnsupportedModelError(
-            f"{config.model_type} is not supported: it computes attention in its own way"
-        )
-    return model.to(device).eval().requires_grad_(False)
-
-
-@torch.inference_mode()
-def _layer_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
-    """Keys and values of every layer, found by feeding one token."""
-    probe = ShapeProbe()
-    zero = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-    model(input_ids=zero, position_ids=zero, use_cache=False, attention_step=probe)
-    num_layers = model.config.num_hidden_layers
-    if sorted(probe.shapes) != list(range(num_layers)):
-        raise UnsupportedModelError(
-            f"{model.config.model_type} is not supported: of {num_layers} layers, "
-            f"{sorted(probe.shapes)} have attention"
-        )
-    return tuple(probe.shapes[layer] for layer in range(num_layers))
-
-
 # --- what peers must know ---------------------------------------------------------------------
 
 
 def _identity(
-    folder: Path, weight_files: list[Path], dtype: torch.dtype, device: torch.device
+    folder: Path, weight_files: list[Path], dtype: torch.dtype, decoder: Decoder
 ) -> str:
     """Hash of everything the output depends on, the vocabulary excepted."""
     digest = hashlib.sha256(b"paceline-model-v1")
@@ -209,11 +158,18 @@ def _identity(
         digest.update(file.read_bytes() if file.is_file() else b"")
     for file in weight_files:
         digest.update(f"\0{file.name}\0{content_identity(file)}".encode())
-    digest.update(f"\0{dtype}\0{kernel_class(dtype, device)}".encode())
+    digest.update(f"\0{dtype}\0{decoder.kernel_class}".encode())
     return digest.hexdigest()
 
 
-def _card(folder: Path, config: ModelConfig, model: PreTrainedModel, identity: str) -> ModelCard:
+def _card(
+    folder: Path,
+    config: ModelConfig,
+    model_config: Any,
+    max_model_len: int,
+    decoder: Decoder,
+    identity: str,
+) -> ModelCard:
     tokenizer_file = folder / "tokenizer.json"
     if not tokenizer_file.is_file():
         raise UnsupportedModelError(f"{folder} has no tokenizer.json; save it as a fast tokenizer")
@@ -222,11 +178,12 @@ def _card(folder: Path, config: ModelConfig, model: PreTrainedModel, identity: s
     tokenizer_config = _read_json(folder / "tokenizer_config.json")
     return ModelCard(
         name=config.name or _default_name(config.source),
-        max_model_len=_max_model_len(config, model.config),
-        vocab_size=model.config.vocab_size,
+        max_model_len=max_model_len,
+        vocab_size=model_config.vocab_size,
         vocabulary=vocabulary,
+        decoder=decoder.name,
         fingerprint=hashlib.sha256(f"{identity}\0{vocabulary}".encode()).hexdigest()[:32],
-        eos_token_ids=_eos_token_ids(folder, model.config),
+        eos_token_ids=_eos_token_ids(folder, model_config),
         tokenizer_json=tokenizer_json,
         chat_template=_chat_template(folder, tokenizer_config),
         bos_token=_special_token(tokenizer_config, "bos_token"),

@@ -1,18 +1,30 @@
 """From a model's logits to the target distribution: temperature, then top-k, then top-p.
 
-Pure functions of one row of logits. Tokens rank by (logit descending, id ascending), so what is
-kept never depends on how a sort treats ties.
+Tokens rank by (logit descending, id ascending), so what is kept never depends on how a sort treats
+ties. What is kept of a row does not depend on the other rows.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from cluster.types import SamplingParams
+from engine.scaled_logits import ScaledLogits
 
-_FIRST_GUESS = 256
+Array = Any
+"""A tensor, or an array of numpy."""
+
+_NUM_RANKED = 32
+"""Top-p mostly keeps fewer of a language model's tokens; where it keeps more, more are ranked."""
+_MANY_RANKED = 256
+"""Beyond these it is all."""
+_ROWS_AT_ONCE = 8
+"""Whose tokens are all ranked; bounds the memory, and keeps it in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,52 +37,147 @@ class TargetLogits:
     """[num_kept] float32."""
 
 
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Where m rows are cut off in rank order. What is above the lowest logit is kept, and what is
+    equal to it up to the last id."""
+
+    lowest: torch.Tensor
+    """[m] float32, scaled."""
+    last_ids: torch.Tensor
+    """[m] int64."""
+
+    def put(self, rows: torch.Tensor, cuts: Cuts) -> None:
+        self.lowest[rows], self.last_ids[rows] = cuts.lowest, cuts.last_ids
+
+
+def is_kept(token_ids: Array, logits: Array, lowest: Array, last_ids: Array) -> Array:
+    """Which tokens are kept by the cut beside each of them; shapes broadcast."""
+    return (logits > lowest) | ((logits == lowest) & (token_ids <= last_ids))
+
+
 def target_logits(logits: torch.Tensor, params: SamplingParams) -> TargetLogits:
-    """The distribution that is sampled.
+    """The distribution that is sampled; of greedy parameters, the one at temperature 1.
 
     logits  # [vocab] float32; -inf is probability 0, the largest is finite
     """
-    scaled = logits - logits.max()
-    if not params.greedy:
-        scaled = scaled / params.temperature
-    target = TargetLogits(torch.arange(len(logits), device=logits.device), scaled)
-    if 0 < params.top_k < len(logits):
-        target = _keep_first(target, *_rank(target, params.top_k + 1), params.top_k)
-    if params.top_p < 1.0:
-        target = _keep_mass(target, params.top_p)
-    return target
+    scaled = ScaledLogits(logits[None], [1.0 if params.greedy else params.temperature])
+    row, token_ids = scaled.row(0), torch.arange(len(logits), device=logits.device)
+    if not _truncates(params, len(logits)):
+        return TargetLogits(token_ids, row)
+    only = torch.zeros(1, dtype=torch.int64, device=logits.device)
+    ranked, _ = scaled.top(only, num_ranked([params]))
+    cuts = cut(scaled, only, ranked, [params])
+    kept = is_kept(token_ids, row, cuts.lowest, cuts.last_ids)
+    return TargetLogits(token_ids[kept], row[kept])
 
 
-def _keep_mass(target: TargetLogits, top_p: float) -> TargetLogits:
-    """The first tokens in rank order whose mass reaches top_p; at least one."""
-    log_total = torch.logsumexp(target.logits, dim=-1)
-    num_ranked = _FIRST_GUESS
-    while True:
-        ranked, indices = _rank(target, num_ranked)
-        mass = torch.exp(ranked - log_total).double().cumsum(dim=-1)
-        num_kept = int((mass < top_p).sum()) + 1
-        if num_kept <= len(ranked):
-            return _keep_first(target, ranked, indices, num_kept)
-        if len(ranked) == len(target.logits):
-            return target
-        num_ranked *= 8
+def num_ranked(params: Sequence[SamplingParams]) -> int:
+    """How many of the highest logits to rank before these rows are cut."""
+    return max([_NUM_RANKED, *(p.top_k + 1 for p in params if p.top_k < _MANY_RANKED)])
 
 
-def _rank(target: TargetLogits, num_ranked: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The highest logits, descending, and where they are; the order among ties is arbitrary."""
-    ranked, indices = torch.topk(target.logits, min(num_ranked, len(target.logits)))
-    return ranked, indices
+def cut(
+    scaled: ScaledLogits,
+    rows: torch.Tensor,
+    ranked: torch.Tensor,
+    params: Sequence[SamplingParams],
+) -> Cuts:
+    """Apply top-k and top-p.
+
+    rows    # [m] int64
+    ranked  # [m, num_ranked] float32, their highest logits, descending
+    params  # m
+    """
+    vocab_size = scaled.vocab_size
+    alike: defaultdict[tuple[int, float], list[int]] = defaultdict(list)
+    for index, p in enumerate(params):
+        if _truncates(p, vocab_size):
+            alike[min(p.top_k or vocab_size, vocab_size), p.top_p].append(index)
+    cuts = Cuts(torch.full_like(ranked[:, 0], -torch.inf), torch.full_like(rows, vocab_size - 1))
+    for (top_k, top_p), members in alike.items():
+        group = torch.tensor(members, device=rows.device)
+        if top_k < vocab_size:
+            ends = _cut_by_rank(scaled, rows[group], ranked[group], top_k, top_p)
+        else:
+            ends = _cut_by_mass(scaled, rows[group], ranked[group], top_p)
+        cuts.put(group, ends)
+    return cuts
 
 
-def _keep_first(
-    target: TargetLogits, ranked: torch.Tensor, indices: torch.Tensor, num_kept: int
-) -> TargetLogits:
-    """The first num_kept tokens in rank order, of which `_rank` gave at least the logits."""
-    lowest = ranked[num_kept - 1]
-    if num_kept < len(ranked) and ranked[num_kept] < lowest:
-        kept = indices[:num_kept].sort().values
-    else:  # equal logits on both sides of the cut: the lower ids stay
-        above = torch.nonzero(target.logits > lowest).flatten()
-        tied = torch.nonzero(target.logits == lowest).flatten()
-        kept = torch.cat([above, tied[: num_kept - len(above)]]).sort().values
-    return TargetLogits(target.token_ids[kept], target.logits[kept])
+def _truncates(params: SamplingParams, vocab_size: int) -> bool:
+    return 0 < params.top_k < vocab_size or params.top_p < 1.0
+
+
+def _cut_by_rank(
+    scaled: ScaledLogits, rows: torch.Tensor, ranked: torch.Tensor, top_k: int, top_p: float
+) -> Cuts:
+    """Keep the first top_k tokens in rank order, of those the first whose mass reaches top_p."""
+    if ranked.shape[1] <= top_k:
+        ranked = scaled.descending(rows)
+    num_kept = torch.full_like(rows, top_k)
+    if top_p < 1.0:
+        first = ranked[:, :top_k]
+        num_kept = _num_kept(first, first.logsumexp(-1), top_p).clamp_(max=top_k)
+    return _cuts_after(scaled, rows, ranked, num_kept)
+
+
+def _cut_by_mass(
+    scaled: ScaledLogits, rows: torch.Tensor, ranked: torch.Tensor, top_p: float
+) -> Cuts:
+    """Keep the first tokens in rank order whose mass reaches top_p."""
+    # Row by row: threads share the sum of one row in another way than the sums of many, and the
+    # order of adding decides bits.
+    totals = torch.stack([scaled.row(row).exp_().sum() for row in rows.tolist()])
+    return _cut_at_mass(scaled, rows, ranked, totals.log_(), top_p)
+
+
+def _cut_at_mass(
+    scaled: ScaledLogits,
+    rows: torch.Tensor,
+    ranked: torch.Tensor,
+    log_totals: torch.Tensor,
+    top_p: float,
+) -> Cuts:
+    num_ranked = ranked.shape[1]
+    num_kept = _num_kept(ranked, log_totals, top_p).clamp_(max=scaled.vocab_size)
+    cuts = _cuts_after(scaled, rows, ranked, num_kept)
+    if num_ranked < scaled.vocab_size:
+        unknown = torch.nonzero(num_kept >= num_ranked).flatten()
+        for start in range(0, len(unknown), _ROWS_AT_ONCE):
+            some = unknown[start : start + _ROWS_AT_ONCE]
+            more = _rank_more(scaled, rows[some], num_ranked)
+            cuts.put(some, _cut_at_mass(scaled, rows[some], more, log_totals[some], top_p))
+    return cuts
+
+
+def _num_kept(ranked: torch.Tensor, log_totals: torch.Tensor, top_p: float) -> torch.Tensor:
+    """How many tokens it takes until their mass reaches top_p, [m]; one more than are ranked if
+    these do not."""
+    mass = (ranked - log_totals[:, None]).exp_().cumsum(-1, dtype=torch.float64)
+    return (mass < top_p).sum(-1).add_(1)
+
+
+def _rank_more(scaled: ScaledLogits, rows: torch.Tensor, num_ranked: int) -> torch.Tensor:
+    if num_ranked < _MANY_RANKED:
+        return scaled.top(rows, _MANY_RANKED)[0]
+    return scaled.descending(rows)
+
+
+def _cuts_after(
+    scaled: ScaledLogits, rows: torch.Tensor, ranked: torch.Tensor, num_kept: torch.Tensor
+) -> Cuts:
+    """Cuts after the first num_kept tokens; not right where no more are ranked, unless that is all.
+
+    num_kept  # [m] int64, from 1
+    """
+    num_ranked = ranked.shape[1]
+    lowest = ranked.gather(1, num_kept.clamp(max=num_ranked)[:, None] - 1).flatten()
+    following = ranked.gather(1, num_kept.clamp(max=num_ranked - 1)[:, None]).flatten()
+    last_ids = torch.full_like(rows, scaled.vocab_size - 1)
+    splits_tie = (following == lowest) & (num_kept < num_ranked)
+    for index in torch.nonzero(splits_tie).flatten().tolist():
+        tied = torch.nonzero(scaled.row(int(rows[index])) == lowest[index]).flatten()
+        num_above = (ranked[index] > lowest[index]).sum()
+        last_ids[index] = tied[num_kept[index] - num_above - 1]
+    return Cuts(lowest, last_ids)

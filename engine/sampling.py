@@ -1,34 +1,44 @@
-"""Coupled sampling: the noise is a function of (request key, position, token id), nothing else.
+"""Coupled sampling: one token per row, by the noise that engine/noise.py defines.
 
-    E(v) = -log1p(-u(v))                            u in (0, 1) from a 64-bit hash
-    y    = argmax_v [ log target_probs(v) - log E(v) ]
+    y = argmax_v [ log target_probs(v) - log E(v) ]
 
 E(v) is exponentially distributed, so y is exactly a sample of target_probs (an exponential race).
 Two members that draw the same position of the same request with similar distributions tend to draw
 the same token, and one that draws it again draws it again. Ties go to the lowest id.
+
+Few tokens can win, and a score costs two logarithms. So the likeliest are scored first. Another
+token must beat the best of them from a lower logit, for which its noise must be small: the hash
+alone tells of nearly all that it is not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from cluster.types import SamplingParams
-from engine.processors import TargetLogits, target_logits
+from engine.noise import (
+    Floats,
+    Ids,
+    Words,
+    exponential,
+    find_small,
+    log_exponentials,
+    noise_bits,
+    noise_states,
+)
+from engine.processors import cut, is_kept, num_ranked
+from engine.scaled_logits import ScaledLogits
 
-_MASK_64 = (1 << 64) - 1
-# splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
-_GAMMA = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
-_BITS_PER_UNIFORM = 52
-# How far a float32 score may be from the exact one: at most log(36.8 / 16.6) = 0.8, where u rounds
-# towards 1, and 1e-5 elsewhere.
-_SCORE_ERROR = 1.0
-_LARGEST_FLOAT32_BELOW_1 = 1.0 - 2.0**-24
+Logits = npt.NDArray[np.float32]
+
+_SCORE_ERROR = 1e-9
+"""More than a vectorised score is off. Those that matter lie between -4 and 37."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,85 +70,94 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
     assert len(logits) == len(rows)
     if not rows:
         return []
-    _check_finite(logits)
-    return [
-        int(torch.argmax(row_logits))
-        if row.sampling.greedy
-        else _race(target_logits(row_logits, row.sampling), row)
-        for row_logits, row in zip(logits, rows, strict=True)
-    ]
+    scaled = ScaledLogits(logits, [row.sampling.temperature for row in rows])
+    _check_finite(scaled)
+    noisy = [index for index, row in enumerate(rows) if not row.sampling.greedy]
+    winners = _race(scaled, noisy, [rows[index] for index in noisy]) if noisy else []
+    if len(noisy) == len(rows):
+        return winners
+    token_ids: list[int] = scaled.argmax().tolist()
+    for index, token_id in zip(noisy, winners, strict=True):
+        token_ids[index] = token_id
+    return token_ids
 
 
-def _check_finite(logits: torch.Tensor) -> None:
-    finite = torch.isfinite(torch.amax(logits, dim=-1))  # NaN propagates
-    if not finite.all():
-        raise NonFiniteLogitsError((~finite).nonzero().flatten().tolist())
+def _check_finite(scaled: ScaledLogits) -> None:
+    bad = [i for i, largest in enumerate(scaled.largest.tolist()) if not math.isfinite(largest)]
+    if bad:
+        raise NonFiniteLogitsError(bad)
 
 
-def _race(target: TargetLogits, row: SampleRow) -> int:
-    """The winner of the exponential race.
+@dataclass(frozen=True, slots=True)
+class _Entrants:
+    """Tokens in races, [num_entrants] each."""
 
-    float32 finds the few tokens that can win; float64 decides among them. So the winner does not
-    depend on how a vectorised logarithm rounds.
+    races: Ids
+    token_ids: Ids
+    logits: Logits
+    bits: Words
+    scores: Floats
+    """Vectorised."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Races:
+    """One race for each of m rows, [m] each."""
+
+    states: Words
+    lowest: Logits
+    last_ids: Ids
+
+    def enter(self, races: Ids, token_ids: Ids, logits: Logits) -> _Entrants:
+        """Those of these tokens that may be drawn."""
+        kept = is_kept(token_ids, logits, self.lowest[races], self.last_ids[races])
+        races, token_ids, logits = races[kept], token_ids[kept], logits[kept]
+        bits = noise_bits(self.states[races], token_ids)
+        return _Entrants(races, token_ids, logits, bits, logits - log_exponentials(bits))
+
+
+def _race(scaled: ScaledLogits, indices: list[int], draws: Sequence[SampleRow]) -> list[int]:
+    """The winners in the rows with these indices."""
+    rows = torch.tensor(indices, device=scaled.largest.device)
+    params = [draw.sampling for draw in draws]
+    ranked = scaled.top(rows, num_ranked(params))
+    cuts = cut(scaled, rows, ranked[0], params)
+    races = _Races(
+        noise_states((draw.request_key, draw.position) for draw in draws),
+        cuts.lowest.cpu().numpy(),
+        cuts.last_ids.cpu().numpy(),
+    )
+    logits, token_ids = (values.cpu().numpy() for values in ranked)  # [num_races, num_ranked]
+    numbers = np.arange(len(draws)).repeat(logits.shape[1])
+    likely = races.enter(numbers, token_ids.ravel(), logits.ravel())
+    best = np.full(len(draws), -np.inf)
+    np.maximum.at(best, likely.races, likely.scores)
+
+    # The others have at most the last of these logits. They win only if E <= exp(logit - best),
+    # and u <= E.
+    last = logits[:, -1]
+    bounds = np.where(last < races.lowest, 0.0, np.exp(last - best + _SCORE_ERROR))
+    found, token_ids = find_small(races.states, bounds, scaled.vocab_size, rows.device)
+    if not len(found):
+        return _winners([likely], best)
+    places = torch.from_numpy(np.stack([found, token_ids])).to(rows.device)
+    found_logits = scaled.tokens(rows[places[0]], places[1]).cpu().numpy()
+    late = races.enter(found, token_ids, found_logits)
+    np.maximum.at(best, late.races, late.scores)
+    return _winners([likely, late], best)
+
+
+def _winners(entrants: Iterable[_Entrants], best: Floats) -> list[int]:
+    """Hardly more than the winner has about the best score. Where several have, float64 of the C
+    library decides, which rounds the same wherever a token stands.
+
+    best  # [num_races]
     """
-    bits = noise_bits(noise_state(row.request_key, row.position), target.token_ids)
-    uniforms = bits.float().mul_(2.0**-_BITS_PER_UNIFORM)
-    uniforms.clamp_(2.0 ** -(_BITS_PER_UNIFORM + 1), _LARGEST_FLOAT32_BELOW_1)
-    rough = target.logits - uniforms.neg_().log1p_().neg_().log_()
-    finalists = torch.nonzero(rough >= rough.max() - 2 * _SCORE_ERROR).flatten()
-    scores = [
-        logit - math.log(exponential(num))
-        for logit, num in zip(
-            target.logits[finalists].tolist(), bits[finalists].tolist(), strict=True
-        )
-    ]
-    return int(target.token_ids[finalists[scores.index(max(scores))]])
-
-
-def exponential(bits: int) -> float:
-    """E of one token from its 52 noise bits."""
-    return -math.log1p(-(bits + 0.5) * 2.0**-_BITS_PER_UNIFORM)
-
-
-def noise_state(request_key: int, position: int) -> int:
-    """What the noise of all tokens at one position starts from; unsigned 64 bit."""
-    return _mix((_mix((request_key + _GAMMA) & _MASK_64) + position * _GAMMA) & _MASK_64)
-
-
-def noise_bits(state: int, token_ids: torch.Tensor) -> torch.Tensor:
-    """The token's element of the splitmix64 stream that starts at `state`, its upper 52 bits.
-
-    token_ids  # [n] int64
-    returns    # [n] int64 in [0, 2**52)
-    """
-    z = token_ids * _signed(_GAMMA)
-    z += _signed((state + _GAMMA) & _MASK_64)
-    _xor_shifted(z, 30)
-    z *= _signed(_MIX_1)
-    _xor_shifted(z, 27)
-    z *= _signed(_MIX_2)
-    _xor_shifted(z, 31)
-    return _shift_right(z, 64 - _BITS_PER_UNIFORM)
-
-
-def _mix(z: int) -> int:
-    """splitmix64's finaliser on unsigned 64-bit integers."""
-    z = ((z ^ (z >> 30)) * _MIX_1) & _MASK_64
-    z = ((z ^ (z >> 27)) * _MIX_2) & _MASK_64
-    return z ^ (z >> 31)
-
-
-def _xor_shifted(z: torch.Tensor, n: int) -> None:
-    z ^= _shift_right(z, n)
-
-
-def _shift_right(z: torch.Tensor, n: int) -> torch.Tensor:
-    """Logical shift; torch's own copies the sign."""
-    shifted = z >> n
-    shifted &= (1 << (64 - n)) - 1
-    return shifted
-
-
-def _signed(value: int) -> int:
-    """The int64 with these 64 bits."""
-    return value - (1 << 64) if value >> 63 else value
+    leaders = [(-math.inf, 0)] * len(best)
+    for some in entrants:
+        close = np.flatnonzero(some.scores >= best[some.races] - _SCORE_ERROR)
+        columns = (some.races, some.token_ids, some.logits, some.bits)
+        for race, token_id, logit, bits in zip(*(c[close].tolist() for c in columns), strict=True):
+            score = logit - math.log(exponential(bits))
+            leaders[race] = max(leaders[race], (score, -token_id))
+    return [-negated_id for _, negated_id in leaders]

@@ -51,6 +51,8 @@ class Sequence:
     token_ids: list[int] = field(init=False)
     state: SequenceState = SequenceState.WAITING
     cache: SequenceCache | None = None
+    num_cached_prompt_tokens: int | None = None
+    """Prompt tokens that were not computed when it first ran, because their KV was there."""
 
     def __post_init__(self) -> None:
         self.token_ids = [*self.request.prompt_ids, *self.request.resumed_ids]
@@ -79,6 +81,13 @@ class Sequence:
     def max_draft_len(self) -> int:
         """Drafts beyond this could not be delivered: one token comes without any draft."""
         return max(0, self.max_len - len(self.token_ids) - 1)
+
+    def begin(self, cache: SequenceCache) -> None:
+        """Run, from what is committed in `cache` on."""
+        self.move_to(SequenceState.RUNNING)
+        self.cache = cache
+        if self.num_cached_prompt_tokens is None:
+            self.num_cached_prompt_tokens = min(cache.num_committed, self.num_prompt_tokens)
 
     def move_to(self, state: SequenceState) -> None:
         """Change the state; an illegal move is a bug and raises."""

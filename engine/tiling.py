@@ -24,6 +24,8 @@ class Tiling:
 
 FIXED_TILES = Tiling(8, 8)
 """Agrees by construction: every product has the same shape."""
+ANY_TILES = Tiling(1, 1 << 30)
+"""Of a kernel in which rows never meet."""
 MAX_TILE_ROWS = 32
 """Of a variable tiling: beyond it oneDNN's blocking changes."""
 

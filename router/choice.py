@@ -128,6 +128,8 @@ class Choice:
         self.generation = generation
         self.num_tokens = 0
         """Tokens delivered; what usage counts."""
+        self.num_cached_prompt_tokens = 0
+        """Prompt tokens that its verifier did not have to compute."""
         self.tally = SpeculationTally()
         self._text = text
 
@@ -158,6 +160,7 @@ class Choice:
                     ("", 0, True) if stopped else self._text.push(event.token_ids[accepted:])
                 )
                 self.tally.add_step(event.num_draft_tokens, accepted)
+                self.num_cached_prompt_tokens += event.num_cached_prompt_tokens
                 if foreseen:
                     spans.append((len(text), len(text) + len(foreseen)))
                 text += foreseen + own

@@ -36,6 +36,7 @@ def _identity(member: Member) -> Json:
         "pid": member.pid,
         "address": member.address,
         "model": member.model,
+        "decoder": member.decoder,
         "incarnation": member.incarnation,
         "fingerprint": member.fingerprint,
     }
@@ -55,6 +56,8 @@ def _verifier(service: RouterService, member: Member) -> Json:
     client = service.pool.clients.get(member.incarnation)
     aged = client.load() if client else None
     report = aged.value if aged else VerifierLoad()
+    queried = report.prefix_cache_query_tokens
+    hit_rate = round(report.prefix_cache_hit_tokens / queried, 4) if queried else None
     return {
         **_identity(member),
         "state": client.state.value if client else "unused",
@@ -65,6 +68,8 @@ def _verifier(service: RouterService, member: Member) -> Json:
         "kv_blocks_total": report.kv_blocks_total,
         "step_ms": round(report.step_ms, 3),
         "knee_tokens": report.knee_tokens,
+        "prefix_cache_hit_rate": hit_rate,
+        "num_preemptions": report.num_preemptions,
     }
 
 

@@ -157,7 +157,7 @@ def usage(reply: Reply) -> Json:
         "prompt_tokens": num_prompt,
         "completion_tokens": num_completion,
         "total_tokens": num_prompt + num_completion,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": reply.num_cached_prompt_tokens},
         # OpenAI's two counts are of the client's own prediction, not of a drafter's.
         "completion_tokens_details": {
             "accepted_prediction_tokens": 0,

@@ -69,6 +69,7 @@ class GenerationPlan:
     mode: SpeculationMode
     num_speculative_tokens: int
     drafter: str
+    cache_salt: str
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -268,4 +269,5 @@ def _plan(
         mode=SpeculationMode(speculation.mode or "auto" if speculation else "auto"),
         num_speculative_tokens=(speculation and speculation.num_speculative_tokens) or 0,
         drafter=(speculation and speculation.drafter) or "auto",
+        cache_salt=request.cache_salt or "",
     )

@@ -34,6 +34,15 @@ class Reply:
         return self.plan.num_prompt_tokens
 
     @property
+    def num_cached_prompt_tokens(self) -> int:
+        """Prompt tokens that no choice had to compute, as far as the choices have begun."""
+        num_choices = self.plan.num_choices
+        cached = [choice.num_cached_prompt_tokens for choice in self.choices]
+        return sum(
+            min(cached[first : first + num_choices]) for first in range(0, len(cached), num_choices)
+        )
+
+    @property
     def num_completion_tokens(self) -> int:
         """Tokens delivered so far."""
         return sum(choice.num_tokens for choice in self.choices)

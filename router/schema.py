@@ -119,6 +119,9 @@ class SamplingFields(Schema):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], FAIL_FAST, Field(max_length=64)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """As vLLM has it: only requests with the same salt reuse one another's work on the prompt, so
+    that nobody learns from the time of an answer what others asked. It changes no token."""
     speculation: SpeculationOptions | None = None
 
     # Nothing here depends on these.

@@ -226,6 +226,7 @@ class RouterService:
             num_speculative_tokens=plan.num_speculative_tokens,
             drafter=plan.drafter,
             deadline_ms=max(1, int(left_s * 1000)),
+            cache_salt=plan.cache_salt,
         )
 
     def _not_ready(self, reason: str) -> OverloadedError:

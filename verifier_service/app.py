@@ -31,10 +31,10 @@ class VerifierReplica:
         self._drafters = MemberWatch("Drafter", config.drafter_app, self._service.update_drafters)
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        service = self._service
+        service, card = self._service, self._service.card
         return member_metadata(
             this_replica(
-                service.incarnation, service.address, service.card.name, service.card.fingerprint
+                service.incarnation, service.address, card.name, card.fingerprint, card.decoder
             )
         )
 

@@ -23,7 +23,8 @@ from cluster.errors import (
 )
 from cluster.load import VerifierLoad
 from cluster.types import ErrorEvent, FinishEvent, GenerationEvent, Path, TokensEvent
-from engine.model_runner import ModelRunner, SequenceSlice
+from engine.decoder import SequenceSlice
+from engine.model_runner import ModelRunner
 from engine.sampling import NonFiniteLogitsError, SampleRow, sample
 from engine.sequence import Sequence, SequenceState
 from verifier_service.acceptance import verify
@@ -124,6 +125,9 @@ class Engine:
             step_ms=self._step_ms,
             step_tokens=self._step_tokens,
             knee_tokens=self._planner.knee_tokens,
+            prefix_cache_hit_tokens=kv.num_hit_tokens,
+            prefix_cache_query_tokens=kv.num_queried_tokens,
+            num_preemptions=self.num_preemptions,
         )
 
     # --- the loop ----------------------------------------------------------------------------
@@ -181,7 +185,7 @@ class Engine:
         """Make final what the target drew; a prompt chunk that draws nothing only gains KV."""
         sequence, draft_ids = scheduled.sequence, scheduled.draft_ids
         if not drawn_ids:
-            self._scheduler.commit(sequence, scheduled.num_tokens, scheduled.num_tokens)
+            self._scheduler.commit(scheduled, 0)
             return
         verification = verify(draft_ids, drawn_ids)
         num_accepted = verification.num_accepted_tokens
@@ -189,8 +193,7 @@ class Engine:
             error = InternalError("the model gave logits that are not finite")
             self._fail(sequence.seq, error)
             return
-        num_fed = scheduled.num_tokens + len(draft_ids)
-        self._scheduler.commit(sequence, num_fed, scheduled.num_tokens + num_accepted)
+        self._scheduler.commit(scheduled, num_accepted)
         self._emit(sequence, draft_ids, num_accepted, verification.next_token_id)
 
     def _emit(
@@ -198,6 +201,8 @@ class Engine:
     ) -> None:
         speculation = self._generations[sequence.seq].speculation
         start = len(sequence.token_ids)
+        first = start == sequence.num_prompt_tokens
+        num_cached = sequence.num_cached_prompt_tokens if first else None
         if draft_ids:
             self._planner.verified(speculation, len(draft_ids), num_accepted)
         refused_ids = draft_ids[num_accepted:]
@@ -216,6 +221,7 @@ class Engine:
                 tuple(i < num_accepted for i in range(len(emission.token_ids))),
                 len(draft_ids),
                 refused_ids,
+                num_cached or 0,
             ),
         )
         if emission.finish_reason is not None:

@@ -2,7 +2,9 @@
 
 Each step is filled in this order: one token of every decoding sequence, then drafts, then prompt
 chunks. KV follows the same order, so drafts can never push out a sequence: when blocks run out,
-drafts yield first, and only then is the newest sequence preempted, to be recomputed later.
+those that no sequence holds are evicted, then drafts yield, and only then is the newest sequence
+preempted, to be recomputed later. A sequence begins after the longest prefix of it that the pool
+still holds; so does a preempted one.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.config import SchedulerConfig
-from engine.kv_cache import KVCacheManager
+from engine.kv_cache import CachedPrefix, KVCacheManager
 from engine.sequence import Sequence, SequenceState
 
 ProposeDrafts = Callable[[Sequence, int], tuple[int, ...]]
@@ -95,11 +97,15 @@ class Scheduler:
         scheduled += self._reserve_prefills(budget, may_admit=not preempted)
         return SchedulerOutput(tuple(scheduled), tuple(preempted))
 
-    def commit(self, sequence: Sequence, num_fed: int, num_final: int) -> None:
-        """Of the `num_fed` tokens of a step, keep the KV of the first `num_final`."""
-        assert sequence.cache is not None
-        self._kv.rollback(sequence.cache, num_fed - num_final)
-        self._kv.commit(sequence.cache, num_final)
+    def commit(self, scheduled: ScheduledSequence, num_accepted: int) -> None:
+        """Keep the KV of a sequence's part of a step, but of its drafts only the first
+        `num_accepted`. To be called before the sequence takes its new tokens."""
+        cache = scheduled.sequence.cache
+        assert cache is not None
+        num_refused = len(scheduled.draft_ids) - num_accepted
+        fed_ids = scheduled.fed_ids
+        self._kv.rollback(cache, num_refused)
+        self._kv.commit(cache, fed_ids[: len(fed_ids) - num_refused])
 
     def _reserve_decodes(self, preempted: list[Sequence]) -> list[Sequence]:
         decoding = [s for s in self.running if s.num_uncomputed_tokens == 1]
@@ -129,31 +135,37 @@ class Scheduler:
             if num_tokens:
                 budget -= num_tokens
                 scheduled.append(ScheduledSequence(sequence, num_tokens))
-        while may_admit and budget > 0 and self._may_admit():
-            sequence = self.waiting[0]
-            sequence.cache = self._kv.open()
-            num_tokens = self._reserve_chunk(sequence, budget)
-            if not num_tokens:
-                self._release(sequence)
-                break
-            self.waiting.popleft()
-            sequence.move_to(SequenceState.RUNNING)
-            self.running.append(sequence)
+        while may_admit and budget > 0 and (admitted := self._admit()):
+            num_tokens = self._reserve_chunk(admitted, budget)
+            assert num_tokens, "admitted without room"
             budget -= num_tokens
-            scheduled.append(ScheduledSequence(sequence, num_tokens))
+            scheduled.append(ScheduledSequence(admitted, num_tokens))
         return scheduled
 
-    def _may_admit(self) -> bool:
+    def _admit(self) -> Sequence | None:
+        """The next waiting sequence, now running, if there is room for it."""
         if not self.waiting or len(self.running) >= self.config.max_running_sequences:
-            return False
-        # Room for all its tokens and one more, besides what the running ones still need for theirs:
-        # admitting a sequence only to preempt it would be work for nothing.
-        needed = sum(self._num_missing_blocks(s) for s in [*self.running, self.waiting[0]])
+            return None
+        sequence = self.waiting[0]
+        prefix = self._kv.find(sequence.token_ids, sequence.request.cache_salt)
+        if not self._has_room(sequence, prefix):
+            return None
+        self.waiting.popleft()
+        sequence.begin(self._kv.open(prefix))
+        self.running.append(sequence)
+        return sequence
+
+    def _has_room(self, sequence: Sequence, prefix: CachedPrefix) -> bool:
+        """For all its tokens and one more, besides what the running ones still need for theirs:
+        admitting a sequence only to preempt it would be work for nothing."""
+        needed = self._num_missing_blocks(sequence, len(prefix.blocks)) + prefix.num_idle_blocks
+        for running in self.running:
+            assert running.cache is not None
+            needed += self._num_missing_blocks(running, len(running.cache.block_table))
         return self._kv.num_free_blocks >= needed or not self.running
 
-    def _num_missing_blocks(self, sequence: Sequence) -> int:
-        held = 0 if sequence.cache is None else len(sequence.cache.block_table)
-        return max(0, len(sequence.token_ids) // self._kv.block_size + 1 - held)
+    def _num_missing_blocks(self, sequence: Sequence, num_held: int) -> int:
+        return max(0, len(sequence.token_ids) // self._kv.block_size + 1 - num_held)
 
     def _reserve_chunk(self, sequence: Sequence, budget: int) -> int:
         num_tokens = min(budget, sequence.num_uncomputed_tokens)

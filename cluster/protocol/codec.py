@@ -98,6 +98,7 @@ def _encode_submit(request: GenerationRequest) -> generation_pb2.Submit:
         num_speculative_tokens=request.num_speculative_tokens,
         drafter=request.drafter,
         deadline_ms=request.deadline_ms,
+        cache_salt=request.cache_salt,
     )
 
 
@@ -117,6 +118,7 @@ def _decode_submit(submit: generation_pb2.Submit) -> GenerationRequest:
         num_speculative_tokens=submit.num_speculative_tokens,
         drafter=submit.drafter or "auto",
         deadline_ms=submit.deadline_ms,
+        cache_salt=submit.cache_salt,
     )
 
 
@@ -143,6 +145,7 @@ def _add_event(message: generation_pb2.VerifierBatch, event: GenerationEvent) ->
             drafted=event.drafted,
             num_draft_tokens=event.num_draft_tokens,
             refused_ids=event.refused_ids,
+            num_cached_prompt_tokens=event.num_cached_prompt_tokens,
         )
     elif isinstance(event, FinishEvent):
         message.finishes.add(
@@ -187,6 +190,7 @@ def _decode_events(message: generation_pb2.VerifierBatch) -> tuple[GenerationEve
             tuple(t.drafted),
             t.num_draft_tokens,
             tuple(t.refused_ids),
+            t.num_cached_prompt_tokens,
         )
         for t in message.tokens
     ]
@@ -216,6 +220,9 @@ def _encode_load(load: VerifierLoad) -> generation_pb2.VerifierLoad:
         step_ms=load.step_ms,
         step_tokens=load.step_tokens,
         knee_tokens=load.knee_tokens,
+        prefix_cache_hit_tokens=load.prefix_cache_hit_tokens,
+        prefix_cache_query_tokens=load.prefix_cache_query_tokens,
+        num_preemptions=load.num_preemptions,
         drafters=[
             generation_pb2.DrafterLink(
                 incarnation=d.incarnation,
@@ -241,6 +248,9 @@ def _decode_load(load: generation_pb2.VerifierLoad) -> VerifierLoad:
         step_ms=load.step_ms,
         step_tokens=load.step_tokens,
         knee_tokens=load.knee_tokens,
+        prefix_cache_hit_tokens=load.prefix_cache_hit_tokens,
+        prefix_cache_query_tokens=load.prefix_cache_query_tokens,
+        num_preemptions=load.num_preemptions,
         drafters=tuple(
             DrafterLoad(
                 incarnation=d.incarnation,

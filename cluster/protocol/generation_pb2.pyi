@@ -67,7 +67,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "request_key", "prompt_ids", "resumed_ids", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "speculative", "num_speculative_tokens", "drafter", "deadline_ms")
+    __slots__ = ("request_id", "request_key", "prompt_ids", "resumed_ids", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "speculative", "num_speculative_tokens", "drafter", "deadline_ms", "cache_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,7 @@ class Submit(_message.Message):
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     request_key: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -92,7 +93,8 @@ class Submit(_message.Message):
     num_speculative_tokens: int
     drafter: str
     deadline_ms: int
-    def __init__(self, request_id: _Optional[str] = ..., request_key: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resumed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculative: _Optional[bool] = ..., num_speculative_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., deadline_ms: _Optional[int] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, request_id: _Optional[str] = ..., request_key: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resumed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculative: _Optional[bool] = ..., num_speculative_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class SetPath(_message.Message):
     __slots__ = ("request_id", "speculative")
@@ -103,20 +105,22 @@ class SetPath(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., speculative: _Optional[bool] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("request_id", "position", "token_ids", "drafted", "num_draft_tokens", "refused_ids")
+    __slots__ = ("request_id", "position", "token_ids", "drafted", "num_draft_tokens", "refused_ids", "num_cached_prompt_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     drafted: _containers.RepeatedScalarFieldContainer[bool]
     num_draft_tokens: int
     refused_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[bool]] = ..., num_draft_tokens: _Optional[int] = ..., refused_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_cached_prompt_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[bool]] = ..., num_draft_tokens: _Optional[int] = ..., refused_ids: _Optional[_Iterable[int]] = ..., num_cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("request_id", "reason", "stats")
@@ -153,7 +157,7 @@ class RequestError(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., param: _Optional[str] = ...) -> None: ...
 
 class VerifierLoad(_message.Message):
-    __slots__ = ("running", "waiting", "kv_blocks_used", "kv_blocks_total", "step_ms", "step_tokens", "knee_tokens", "drafters")
+    __slots__ = ("running", "waiting", "kv_blocks_used", "kv_blocks_total", "step_ms", "step_tokens", "knee_tokens", "drafters", "prefix_cache_hit_tokens", "prefix_cache_query_tokens", "num_preemptions")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +166,9 @@ class VerifierLoad(_message.Message):
     STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     KNEE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CACHE_HIT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_CACHE_QUERY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     kv_blocks_used: int
@@ -170,7 +177,10 @@ class VerifierLoad(_message.Message):
     step_tokens: float
     knee_tokens: int
     drafters: _containers.RepeatedCompositeFieldContainer[DrafterLink]
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., step_ms: _Optional[float] = ..., step_tokens: _Optional[float] = ..., knee_tokens: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[DrafterLink, _Mapping]]] = ...) -> None: ...
+    prefix_cache_hit_tokens: int
+    prefix_cache_query_tokens: int
+    num_preemptions: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., step_ms: _Optional[float] = ..., step_tokens: _Optional[float] = ..., knee_tokens: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[DrafterLink, _Mapping]]] = ..., prefix_cache_hit_tokens: _Optional[int] = ..., prefix_cache_query_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
 
 class DrafterLink(_message.Message):
     __slots__ = ("incarnation", "state", "sessions", "tokens_per_s", "queue_ms", "rtt_ms", "num_draft_tokens", "num_accepted_tokens")

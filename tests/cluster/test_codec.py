@@ -70,6 +70,7 @@ requests = st.builds(
     num_speculative_tokens=uint32,
     drafter=st.text(min_size=1, max_size=12),
     deadline_ms=uint32,
+    cache_salt=texts,
 )
 router_batches = st.builds(
     RouterBatch,
@@ -79,7 +80,7 @@ router_batches = st.builds(
     set_paths=tuples_of(st.builds(SetPath, texts, paths)),
 )
 
-tokens = st.builds(TokensEvent, texts, uint32, ids, tuples_of(st.booleans()), uint32, ids)
+tokens = st.builds(TokensEvent, texts, uint32, ids, tuples_of(st.booleans()), uint32, ids, uint32)
 stats = st.builds(SpeculationStats, texts, uint32, ids, ids)
 finishes = st.builds(FinishEvent, texts, st.sampled_from(FinishReason), stats)
 failures = st.builds(ErrorEvent, texts, texts, texts, texts)
@@ -100,6 +101,7 @@ verifier_loads = st.builds(
     floats,
     floats,
     uint32,
+    *([uint64] * 3),
     tuples_of(drafter_loads),
 )
 verifier_batches = st.builds(

@@ -22,7 +22,8 @@ from drafter_service.model_drafter import ModelDrafter
 from drafter_service.service import DrafterService
 from engine.drafting.interface import DraftRequest, DraftSession
 from engine.loader import load_model
-from engine.model_runner import ModelRunner, SequenceSlice
+from engine.decoder import SequenceSlice
+from engine.model_runner import ModelRunner
 from tests.support.raw_verifier import RawVerifier, opening
 from tests.support.reference import decode
 from tests.support.scripted_target import VOCAB_SIZE, ScriptedRunner, hashed_law
@@ -43,14 +44,12 @@ class CountingRunner(ScriptedRunner):
 
     def __init__(self, law=LAW, **fields):
         super().__init__(law, **fields)
-        self.num_fed = 0
         self.num_failures = 0
 
     def forward(self, slices):
         if self.num_failures:
             self.num_failures -= 1
             raise MemoryError("told to by the test")
-        self.num_fed += sum(len(part.token_ids) for part in slices)
         return super().forward(slices)
 
     def fed_by(self, action):
@@ -186,15 +185,15 @@ def folder(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("model"), max_position_embeddings=512)
 
 
-@pytest.fixture(scope="module")
-def tiny_model(folder):
-    return load_model(ModelConfig(source=str(folder), dtype="float32"))
+def tiny_runner(folder, **kv_cache):
+    loaded = load_model(ModelConfig(source=str(folder), dtype="float32"))
+    return ModelRunner(loaded, KVCacheConfig(**kv_cache))
 
 
 @pytest.fixture(scope="module")
-def model_law(tiny_model):
+def model_law(folder):
     """The model computed afresh for every prefix."""
-    runner = ModelRunner(tiny_model, KVCacheConfig(num_blocks=1, block_size=256))
+    runner = tiny_runner(folder, num_blocks=1, block_size=256, prefix_cache=False)
     known = {}
 
     def law(prefix):
@@ -211,9 +210,9 @@ def model_law(tiny_model):
 
 @pytest.mark.parametrize(("num_blocks", "max_step_tokens"), [(200, 32), (8, 5)])
 def test_drafts_of_a_real_model_are_what_it_would_decode(
-    tiny_model, model_law, num_blocks, max_step_tokens
+    folder, model_law, num_blocks, max_step_tokens
 ):
-    runner = ModelRunner(tiny_model, KVCacheConfig(num_blocks=num_blocks, block_size=8))
+    runner = tiny_runner(folder, num_blocks=num_blocks, block_size=8)
     drafter = ModelDrafter(runner, max_step_tokens=max_step_tokens)
     sessions = Sessions(drafter, runner, model_law)
     assert work(random.Random(num_blocks), sessions, 70, 30, range(3, 128)) > 50
@@ -232,8 +231,8 @@ def test_a_session_that_was_not_begun_is_a_key_error():
             call()
 
 
-def test_confidence_is_the_probability_of_the_token(tiny_model, model_law):
-    runner = ModelRunner(tiny_model, KVCacheConfig(num_blocks=20))
+def test_confidence_is_the_probability_of_the_token(folder, model_law):
+    runner = tiny_runner(folder, num_blocks=20)
     sessions = Sessions(ModelDrafter(runner), runner, model_law)
     key = sessions.begin([3, 4, 5], SamplingParams(temperature=0.5))
     [nodes] = sessions.drafter.draft([DraftRequest(key, 5)])

@@ -28,7 +28,8 @@ SEEDED = [
 
 
 def requests(card, tag: str, num_tokens: int = NUM_TOKENS) -> list[GenerationRequest]:
-    """Every prompt greedy and seeded; chat prompts in the model's chat form."""
+    """Every prompt greedy and seeded; chat prompts in the model's chat form. Each tag computes its
+    prompts by itself."""
     tokenizer = Tokenizer.from_str(card.tokenizer_json)
     made = []
     for index, prompt in enumerate(prompts.ALL):
@@ -42,6 +43,7 @@ def requests(card, tag: str, num_tokens: int = NUM_TOKENS) -> list[GenerationReq
                 prompt_ids=token_ids,
                 sampling=sampling,
                 max_tokens=num_tokens,
+                cache_salt=tag,
             )
             made.append(request)
     return made
@@ -78,6 +80,19 @@ def test_alone_is_as_in_a_batch(loop_verifier):
             if index % 7 == 0:
                 answers = await verifier.generate([request], path=Path.PLAIN)
                 assert ids(answers) == [expected[index]], request
+
+    loop.run_until_complete(run())
+
+
+def test_a_cached_prompt_changes_nothing(loop_verifier):
+    loop, verifier, expected = loop_verifier
+
+    async def run():
+        requested = requests(verifier.service.card, "cached")[::3]
+        cached = [replace(request, cache_salt="plain") for request in requested]
+        answers = await verifier.generate(cached, path=Path.PLAIN)
+        assert ids(answers) == expected[::3]
+        assert sum(answer.events[0].num_cached_prompt_tokens for answer in answers) > 200
 
     loop.run_until_complete(run())
 

@@ -30,8 +30,11 @@ SAMPLINGS = [
 ]
 
 
-def requests(tag: str, num_tokens: int = NUM_TOKENS) -> list[GenerationRequest]:
-    """Prompts of 1 to 300 tokens, some with much repetition, under every sampling."""
+def requests(
+    tag: str, num_tokens: int = NUM_TOKENS, *, cached_from: str = ""
+) -> list[GenerationRequest]:
+    """Prompts of 1 to 300 tokens, some with much repetition, under every sampling. Each tag
+    computes its prompts by itself, but for one that takes what is cached from another."""
     rng = random.Random(7)
     made = []
     for index in range(20):
@@ -46,6 +49,7 @@ def requests(tag: str, num_tokens: int = NUM_TOKENS) -> list[GenerationRequest]:
                 sampling=SAMPLINGS[index % len(SAMPLINGS)],
                 max_tokens=num_tokens,
                 ignore_eos=True,
+                cache_salt=cached_from or tag,
             )
         )
     return made
@@ -67,6 +71,11 @@ async def test_every_way_gives_the_same_ids(model):
             alone += ids(await verifier.generate([request], path=Path.PLAIN))
         assert len({tuple(answer) for answer in alone}) > 10, "the model says always the same"
         assert ids(await verifier.generate(requests("batch"), path=Path.PLAIN)) == alone
+
+        cached = await verifier.generate(requests("cached", cached_from="alone"), path=Path.PLAIN)
+        assert ids(cached) == alone
+        num_cached = sum(answer.events[0].num_cached_prompt_tokens for answer in cached)
+        assert num_cached > 0.8 * sum(len(request.prompt_ids) for request in requests("cached"))
 
         async with DrafterProcess() as drafter:
             await verifier.use_drafters(drafter.member)

@@ -106,6 +106,7 @@ class Pair:
                 answer.request,
                 request_id=f"plain-{answer.request.request_id}",
                 path=Path.PLAIN,
+                cache_salt="plain",
                 max_tokens=len(answer.token_ids),
             )
             for answer in answers

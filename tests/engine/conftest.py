@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,11 +51,13 @@ def embedded() -> LoadedModel:
     return load_model(ModelConfig())
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def embedded_runner(embedded: LoadedModel) -> ModelRunner:
     return ModelRunner(embedded, KVCacheConfig(num_blocks=256))
 
 
-def tiny_runner(folder: Path, num_blocks: int = 256, block_size: int = 16) -> ModelRunner:
-    loaded = load_model(ModelConfig(source=str(folder), dtype="float32"))
+def tiny_runner(
+    folder: Path, num_blocks: int = 256, block_size: int = 16, **fields: Any
+) -> ModelRunner:
+    loaded = load_model(ModelConfig(source=str(folder), dtype="float32", **fields))
     return ModelRunner(loaded, KVCacheConfig(num_blocks=num_blocks, block_size=block_size))

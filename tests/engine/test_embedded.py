@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from engine import embedded
+from engine.cache_folder import cache_folder
 from engine.embedded import (
     EmbeddedModelMissingError,
     content_identity,
@@ -17,7 +18,8 @@ from engine.embedded import (
     embedded_model_folder,
 )
 from engine.loader import LoadedModel
-from engine.model_runner import ModelRunner, SequenceSlice
+from engine.decoder import SequenceSlice
+from engine.model_runner import ModelRunner
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def test_a_failed_conversion_leaves_nothing(gguf: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(embedded, "_convert", fail)
     with pytest.raises(RuntimeError, match="disk full"):
         converted_folder(gguf)
-    assert [path.suffix for path in embedded.cache_folder().glob("models/*")] == [".lock"]
+    assert [path.suffix for path in cache_folder().glob("models/*")] == [".lock"]
 
 
 def test_identity_is_of_the_content(tmp_path: Path) -> None:

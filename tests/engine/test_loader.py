@@ -63,7 +63,7 @@ def test_card_of_the_embedded_model(embedded: LoadedModel) -> None:
     assert (card.name, card.vocab_size) == ("smollm2-135m-instruct", 49_152)
     assert (card.max_model_len, card.eos_token_ids, card.eos_token) == (8192, (2,), "<|im_end|>")
     assert "<|im_start|>" in card.chat_template
-    assert embedded.dtype == torch.bfloat16
+    assert card.decoder == embedded.decoder.name == "native"
 
 
 def test_name_and_window_can_be_set(llama: Path) -> None:

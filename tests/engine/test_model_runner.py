@@ -16,7 +16,8 @@ from cluster.config import KVCacheConfig, ModelConfig
 from cluster.types import SamplingParams
 from engine.embedded import embedded_model_folder
 from engine.loader import LoadedModel, load_model
-from engine.model_runner import ModelRunner, SequenceSlice
+from engine.decoder import SequenceSlice
+from engine.model_runner import ModelRunner
 from engine.sampling import SampleRow, sample
 
 from .conftest import tiny_runner
@@ -58,7 +59,7 @@ def feed(
             token_ids = sequences[s][start : start + n]
             if token_ids:
                 assert runner.kv.reserve(caches[s], len(token_ids))
-                runner.kv.commit(caches[s], len(token_ids))
+                runner.kv.commit(caches[s], token_ids)
                 table = caches[s].block_table
                 slices.append(SequenceSlice(table, start, token_ids, len(token_ids)))
                 fed.append(s)
@@ -179,7 +180,7 @@ def test_rejected_drafts_leave_no_trace(tiny_folders: dict[str, Path]) -> None:
         block = [token_ids[start], *drafts]
         logits = runner.forward([SequenceSlice(cache.block_table, start, block, len(block))])
         assert torch.equal(logits[0], expected[start])
-        runner.kv.commit(cache, 1)
+        runner.kv.commit(cache, block[:1])
         runner.kv.rollback(cache, len(drafts))
         runner.kv.check()
 
@@ -194,10 +195,11 @@ def prompts(embedded: LoadedModel) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected_logits(embedded: LoadedModel, prompts: list[list[int]]) -> list[torch.Tensor]:
+def expected_logits(
+    embedded_runner: ModelRunner, prompts: list[list[int]]
+) -> list[torch.Tensor]:
     """The first prompt fed one token a step, the others whole, each alone."""
-    runner = ModelRunner(embedded, KVCacheConfig(num_blocks=64))
-    return [alone(runner, ids, 112 if index else 1) for index, ids in enumerate(prompts)]
+    return [alone(embedded_runner, ids, 112 if index else 1) for index, ids in enumerate(prompts)]
 
 
 def test_embedded_bits_do_not_depend_on_drafts_or_chunks(

@@ -73,7 +73,7 @@ def test_top_p_applies_to_what_top_k_left() -> None:
 
 def test_extreme_temperatures_and_impossible_tokens_stay_finite() -> None:
     logits = torch.tensor([5.0, 4.0, -torch.inf])
-    for temperature in (1e-30, 1e30):
+    for temperature in (1e-300, 1e-30, 1e30, 1e300):
         target = target_logits(logits, SamplingParams(temperature))
         assert not target.logits.isnan().any()
         assert torch.softmax(target.logits, -1)[2] == 0

@@ -10,7 +10,14 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from engine import linear
-from engine.linear import TiledLinear, replace_linears
+from engine.linear import (
+    ProductKernel,
+    TiledLinear,
+    multiplies_bfloat16,
+    product_kernel,
+    replace_linears,
+)
+from engine.native.build import NativeUnavailableError
 from engine.tiling import FIXED_TILES, Tiling, choose_tiling
 
 CPU = torch.device("cpu")
@@ -18,9 +25,21 @@ CPU = torch.device("cpu")
 
 def tiled(layer: nn.Module, dtype: torch.dtype) -> TiledLinear:
     model = nn.Sequential(layer.to(dtype))
-    replace_linears(model, dtype, CPU)
+    replace_linears(model, CPU)
     assert isinstance(model[0], TiledLinear)
     return model[0]
+
+
+KERNELS = [ProductKernel.NATIVE, ProductKernel.PLAIN]
+if multiplies_bfloat16():
+    KERNELS.append(ProductKernel.PACKED)
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ProductKernel:
+    """Each kernel of this machine in turn, whatever would be chosen."""
+    monkeypatch.setattr(linear, "product_kernel", lambda dtype: request.param)
+    return request.param
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +51,7 @@ def no_gradients() -> object:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("num_rows", [0, 1, 7, 8, 33, 100])
+@pytest.mark.usefixtures("kernel")
 def test_equals_the_layer_it_replaces(dtype: torch.dtype, bias: bool, num_rows: int) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(96, 80, bias=bias).to(dtype)
@@ -40,6 +60,7 @@ def test_equals_the_layer_it_replaces(dtype: torch.dtype, bias: bool, num_rows: 
     torch.testing.assert_close(tiled(layer, dtype)(x), expected, rtol=1.6e-2, atol=1e-5)
 
 
+@pytest.mark.usefixtures("kernel")
 def test_equals_gpt2s_transposed_layer() -> None:
     torch.manual_seed(0)
     layer, x = Conv1D(24, 16), torch.randn(1, 5, 16)
@@ -51,8 +72,10 @@ def test_equals_gpt2s_transposed_layer() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("in_features", "out_features"), [(576, 1536), (1536, 576), (100, 7)])
 def test_a_row_has_the_same_bits_in_any_batch(
-    dtype: torch.dtype, in_features: int, out_features: int
+    dtype: torch.dtype, in_features: int, out_features: int, kernel: ProductKernel
 ) -> None:
+    if kernel is ProductKernel.PACKED and dtype == torch.float32:
+        return  # It packs bfloat16 alone.
     torch.manual_seed(0)
     layer = tiled(nn.Linear(in_features, out_features), dtype)
     x = torch.randn(700, in_features).to(dtype)
@@ -71,28 +94,37 @@ def test_a_kernel_that_disagrees_gets_fixed_tiles() -> None:
         )
 
 
-def test_without_packing_layers_run_plain_and_say_so(
+def test_a_torch_without_the_private_operators_packs_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unavailable(*_: object) -> None:
         raise RuntimeError("no such operator")
 
-    torch.manual_seed(0)
-    layer, x = nn.Linear(64, 32).to(torch.bfloat16), torch.randn(5, 64).to(torch.bfloat16)
-    expected = layer(x)
     monkeypatch.setattr(linear, "_packed_product", unavailable)
-    linear._packs.cache_clear()
-    with caplog.at_level(logging.WARNING):
-        output = tiled(layer, torch.bfloat16)(x)
-    linear._packs.cache_clear()
-    torch.testing.assert_close(output, expected, rtol=1.6e-2, atol=1e-5)
+    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: True)
+    product_kernel.cache_clear()
+    assert product_kernel(torch.bfloat16) is ProductKernel.NATIVE
+    product_kernel.cache_clear()
     assert "oneDNN packing is not available" in caplog.text
+
+
+def test_without_our_kernels_layers_run_plain_and_say_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unavailable() -> None:
+        raise NativeUnavailableError("no compiler")
+
+    monkeypatch.setattr(linear, "check_kernels", unavailable)
+    product_kernel.cache_clear()
+    assert product_kernel(torch.float32) is ProductKernel.PLAIN
+    product_kernel.cache_clear()
+    assert "no compiler" in caplog.text
 
 
 def test_packing_drops_the_weight_and_keeps_a_tied_embedding() -> None:
     model = nn.ModuleDict({"embed": nn.Embedding(40, 16), "head": nn.Linear(16, 40, bias=False)})
     model["head"].weight = model["embed"].weight
-    replace_linears(model, torch.float32, CPU)
+    replace_linears(model, CPU)
     assert [name for name, _ in model.named_parameters()] == ["embed.weight"]
 
 
@@ -100,5 +132,5 @@ def test_a_product_that_is_not_tiled_is_named(caplog: pytest.LogCaptureFixture) 
     model = nn.Module()
     model.experts = nn.Parameter(torch.zeros(2, 4, 4))
     with caplog.at_level(logging.WARNING):
-        replace_linears(model, torch.float32, CPU)
+        replace_linears(model, CPU)
     assert "experts" in caplog.text

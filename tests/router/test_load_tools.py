@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from cluster.load import VerifierLoad
 from router.tokenizer import Tokenizer
-from tests.router.deployment import Deployment
+from tests.router.deployment import Deployment, eventually
 from tests.support.scripted_verifier import CHAT_TEMPLATE, make_card
 
 TOKENIZER = Tokenizer(make_card())
@@ -78,3 +79,18 @@ async def test_the_cluster_report_names_every_member(deployment: Deployment) -> 
     member = deployment.verifier.member
     assert (verifier["replica_id"], verifier["address"]) == (member.replica_id, member.address)
     assert verifier["kv_blocks_total"] == 64
+    assert verifier["prefix_cache_hit_rate"] is None, "nothing was looked up"
+
+
+async def test_the_cluster_report_tells_what_the_cache_is_worth(deployment: Deployment) -> None:
+    deployment.verifier.load = VerifierLoad(
+        prefix_cache_hit_tokens=1, prefix_cache_query_tokens=3, num_preemptions=7
+    )
+
+    def told() -> bool:
+        load = deployment.service.pool.load()
+        return any(aged.value.num_preemptions for aged in load.verifiers.values())
+
+    await eventually(told)
+    (verifier,) = (await deployment.client.get("/v1/cluster")).json()["verifiers"]
+    assert (verifier["prefix_cache_hit_rate"], verifier["num_preemptions"]) == (0.3333, 7)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from cluster.config import AdmissionConfig, PathPolicyConfig, RouterConfig
 from cluster.load import VerifierLoad
-from cluster.types import ErrorEvent, Path
+from cluster.types import ErrorEvent, GenerationRequest, Path
 from router.schema import ChatCompletionRequest, parse
 from router.tokenizer import Tokenizer
 from tests.router.deployment import Deployment, deploy, eventually
@@ -73,6 +75,33 @@ async def test_continuous_usage_grows_with_every_chunk(deployment: Deployment) -
     assert counts[0] == 1
 
 
+def cached_tokens(body: Any) -> int:
+    return int(body["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+@pytest.mark.parametrize("stop", [None, "brown"])
+async def test_usage_tells_how_much_of_the_prompts_was_cached(stop: str | None) -> None:
+    """Of each prompt what no choice had to compute; known from the first token on, so that a stop
+    string does not hide it."""
+    counts: list[int] = []
+
+    def script(request: GenerationRequest) -> Iterator[Step]:
+        first, *others = blocks(ids_of("the quick brown fox"))
+        yield replace(first, num_cached_prompt_tokens=counts.pop(0))
+        yield from others
+
+    async with deploy(ScriptedVerifier(script)) as deployment:
+        counts[:] = [16]
+        assert cached_tokens((await deployment.chat(stop=stop)).json()) == 16
+        counts[:] = [16, 32, 8, 0, 5, 7]
+        body = (await deployment.complete(["hi", "ho", "ha"], n=2, stop=stop)).json()
+        assert cached_tokens(body) == 16 + 0 + 5
+        counts[:] = [16]
+        options = {"continuous_usage_stats": True, "include_usage": True}
+        *chunks, _ = await stream(deployment, stream_options=options, stop=stop)
+        assert {cached_tokens(chunk) for chunk in chunks} == {16}
+
+
 async def test_choices_of_a_stream_are_told_apart(deployment: Deployment) -> None:
     *chunks, done = await stream(deployment, n=3)
     assert done == "[DONE]"
@@ -107,6 +136,7 @@ async def test_fields_arrive_at_the_verifier(deployment: Deployment) -> None:
         max_tokens=3,
         ignore_eos=True,
         stop_token_ids=[9],
+        cache_salt="tenant",
         speculation={"mode": "on", "num_speculative_tokens": 4, "drafter": "ngram"},
     )
     request = deployment.verifier.submitted[-1]
@@ -120,14 +150,17 @@ async def test_fields_arrive_at_the_verifier(deployment: Deployment) -> None:
     assert request.stop_token_ids == {9}
     assert (request.path, request.num_speculative_tokens) == (Path.SPECULATIVE, 4)
     assert request.drafter == "ngram"
+    assert request.cache_salt == "tenant"
     assert 0 < request.deadline_ms <= 600_000
+    await deployment.chat(cache_salt="another")
+    assert deployment.verifier.submitted[-1].cache_salt == "another"
 
 
 async def test_defaults_are_openais(deployment: Deployment) -> None:
     await deployment.complete("hi")
     request = deployment.verifier.submitted[-1]
     assert (request.sampling.temperature, request.sampling.top_p) == (1.0, 1.0)
-    assert request.max_tokens == 16
+    assert (request.max_tokens, request.cache_salt) == (16, "")
     await deployment.chat()
     request = deployment.verifier.submitted[-1]
     assert request.max_tokens == CARD.max_model_len - len(request.prompt_ids)

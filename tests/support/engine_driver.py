@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,8 @@ from cluster.types import (
     SamplingParams,
     TokensEvent,
 )
+from tests.support.reference import decode
+from tests.support.scripted_target import VOCAB_SIZE, Law
 from verifier_service.engine import Engine
 from verifier_service.events import (
     DraftArrived,
@@ -51,6 +54,39 @@ class Result:
     @property
     def ended(self) -> bool:
         return self.finish is not None or self.error is not None
+
+
+def oracle_drafter(
+    law: Law, sampling: SamplingParams, request_key: int, depth: int
+) -> ScriptedDrafter:
+    """Knows the answer: every draft is accepted."""
+
+    def draft(committed: tuple[int, ...], request: GenerationRequest) -> list[int]:
+        return decode(law, committed, max_tokens=depth, sampling=sampling, request_key=request_key)
+
+    return draft
+
+
+def flaky_drafter(rng: random.Random, law: Law) -> ScriptedDrafter:
+    """Right, wrong, partly right, empty, silent or out of vocabulary, by turns."""
+
+    def draft(committed: tuple[int, ...], request: GenerationRequest) -> list[int] | None:
+        right = decode(law, committed, max_tokens=4, sampling=GREEDY, request_key=1)
+        match rng.randrange(6):
+            case 0:
+                return right
+            case 1:
+                return [*right[:2], rng.randrange(VOCAB_SIZE)]
+            case 2:
+                return [rng.randrange(VOCAB_SIZE) for _ in range(4)]
+            case 3:
+                return []
+            case 4:
+                return None
+            case _:
+                return [VOCAB_SIZE + 5]
+
+    return draft
 
 
 class EngineDriver:

@@ -107,6 +107,8 @@ class Step:
     """The first of the ids were drafts: all of them but the last, at most this many."""
     error: ErrorEvent | None = None
     """Fail the request in this step instead."""
+    num_cached_prompt_tokens: int = 0
+    """Told with these ids; only the first step's means anything."""
 
 
 Script = Callable[[GenerationRequest], Iterable[Step]]
@@ -310,6 +312,7 @@ class ScriptedVerifier(generation_pb2_grpc.GenerationServicer):
             token_ids,
             tuple(drafted[: len(token_ids)]),
             step.num_draft_tokens,
+            num_cached_prompt_tokens=step.num_cached_prompt_tokens,
         )
         running.num_tokens += len(token_ids)
         if reason is not None:

@@ -11,7 +11,13 @@ import pytest
 
 from cluster.config import SchedulerConfig, SpeculationConfig
 from cluster.types import Path, SamplingParams
-from tests.support.engine_driver import GREEDY, EngineDriver, chain_draft
+from tests.support.engine_driver import (
+    GREEDY,
+    EngineDriver,
+    chain_draft,
+    flaky_drafter,
+    oracle_drafter,
+)
 from tests.support.reference import decode
 from tests.support.scripted_target import VOCAB_SIZE, ScriptedRunner, hashed_law
 from verifier_service.draft_trie import DraftOutcome
@@ -33,37 +39,6 @@ SAMPLINGS = [
     SamplingParams(temperature=1.0, top_p=0.9),
     SamplingParams(temperature=0.8, top_k=5),
 ]
-
-
-def oracle_drafter(law, sampling, request_key, depth):
-    """Knows the answer: every draft is accepted."""
-
-    def draft(committed, request):
-        return decode(law, committed, max_tokens=depth, sampling=sampling, request_key=request_key)
-
-    return draft
-
-
-def flaky_drafter(rng, law):
-    """Right, wrong, partly right, empty, silent or out of vocabulary, by turns."""
-
-    def draft(committed, request):
-        right = decode(law, committed, max_tokens=4, sampling=GREEDY, request_key=1)
-        match rng.randrange(6):
-            case 0:
-                return right
-            case 1:
-                return [*right[:2], rng.randrange(VOCAB_SIZE)]
-            case 2:
-                return [rng.randrange(VOCAB_SIZE) for _ in range(4)]
-            case 3:
-                return []
-            case 4:
-                return None
-            case _:
-                return [VOCAB_SIZE + 5]
-
-    return draft
 
 
 @pytest.mark.parametrize("seed", range(12))
