@@ -77,14 +77,18 @@ def transformers_peer(folder: Path, dtype: torch.dtype) -> Peer:
     return seconds
 
 
-def make_peers(folder: Path, vllm_python: str | None) -> dict[str, Peer]:
-    peers = {}
+@contextlib.contextmanager
+def running_peers(folder: Path, vllm_python: str | None) -> Iterator[dict[str, Peer]]:
+    peers, vllm = {}, []
     for dtype in (torch.bfloat16, torch.float32):
         name = str(dtype).removeprefix("torch.")
         peers[f"transformers {name}"] = transformers_peer(folder, dtype)
         if vllm_python:
-            peers[f"vLLM {name}"] = VllmPeer(vllm_python, folder, name).seconds
-    return peers
+            vllm.append(VllmPeer(vllm_python, folder, name))
+            peers[vllm[-1].name] = vllm[-1].seconds
+    yield peers
+    for peer in vllm:
+        peer.close()
 
 
 def decoding_speeds(runner: ModelRunner, peers: dict[str, Peer], prompts: Prompts) -> list[float]:
@@ -102,13 +106,14 @@ def decoding_speeds(runner: ModelRunner, peers: dict[str, Peer], prompts: Prompt
 
 
 def compare(runner: ModelRunner, folder: Path, vllm_python: str | None) -> None:
-    peers = make_peers(folder, vllm_python)
     prompts = short_prompts(runner, max(CONCURRENCIES))
-    speeds = [decoding_speeds(runner, peers, prompts[:n]) for n in CONCURRENCIES]
+    with running_peers(folder, vllm_python) as peers:
+        names = ["ours", *peers]
+        speeds = [decoding_speeds(runner, peers, prompts[:n]) for n in CONCURRENCIES]
     ratios = [[column[0] / speed for speed in column] for column in speeds]
     rows = [
         [name, *(f"{column[i]:.1f}" for column in speeds), *(f"{r[i]:.2f}" for r in ratios)]
-        for i, name in enumerate(("ours", *peers))
+        for i, name in enumerate(names)
     ]
     absent = "" if vllm_python else "; vLLM did not take part: no interpreter that has it was named"
     print_table(

@@ -25,7 +25,7 @@ _ENVIRONMENT = {
 
 
 class VllmPeer:
-    """A Peer; see benchmarks/engine.py. Takes minutes to start: vLLM compiles the model."""
+    """A peer of benchmarks/engine.py. Takes minutes to start: vLLM compiles the model."""
 
     def __init__(self, python: str, folder: Path, dtype: str) -> None:
         self.name = f"vLLM {dtype}"

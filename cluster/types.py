@@ -32,10 +32,35 @@ class SamplingParams:
     """Keep the k most likely tokens; 0 is off."""
     top_p: float = 1.0
     """Keep the smallest set of most likely tokens whose mass reaches this; 1 is off."""
+    min_p: float = 0.0
+    """Keep tokens at least this times as likely as the most likely one; 0 is off."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt or completion."""
+    frequency_penalty: float = 0.0
+    """Is taken off a logit for each time its token was generated."""
+    presence_penalty: float = 0.0
+    """Is taken off the logit of a token that was generated."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids, each once, and what is added to their logits."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that are never completed."""
+    min_tokens: int = 0
+    """Ids that end the generation are held back until so many were generated."""
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether a logit depends on which tokens came before, one by one."""
+        penalties = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
+        return penalties != (1.0, 0.0, 0.0)
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether logits change before temperature and truncation."""
+        return self.penalizes or bool(self.logit_bias or self.bad_words or self.min_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,11 @@ from cluster.types import DraftNode, SamplingParams
 from engine.drafting.interface import DraftRequest, DraftSession
 from engine.kv_cache import SequenceCache
 from engine.loader import load_model
+from engine.adjustments import Adjustments, adjustments_of
 from engine.decoder import SequenceSlice
 from engine.model_runner import ModelRunner
 from engine.processors import target_logits
-from engine.sampling import NonFiniteLogitsError, SampleRow, sample
+from engine.target import Block, draw
 
 _CPU_STEP_TOKENS = 32
 """A CPU takes a prompt at most a quarter faster in larger pieces, and drafting waits for each."""
@@ -50,6 +51,7 @@ class _Session:
 
     request_key: int
     sampling: SamplingParams
+    adjustments: Adjustments | None
     token_ids: list[int] = field(default_factory=list)
     """Committed."""
     tail: list[_Drawn] = field(default_factory=list)
@@ -74,10 +76,12 @@ class _Session:
         tail_end = tail_start + limit - len(token_ids)
         return token_ids + [drawn.token_id for drawn in self.tail[tail_start:tail_end]]
 
-    def next_row(self) -> SampleRow:
+    def block(self) -> Block:
         """How the token after the tail is drawn."""
-        position = len(self.token_ids) + len(self.tail)
-        return SampleRow(self.sampling, self.request_key, position)
+        tail_ids = [drawn.token_id for drawn in self.tail]
+        return Block(
+            self.sampling, self.request_key, len(self.token_ids), tail_ids, 1, self.adjustments
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -166,7 +170,11 @@ class ModelDrafter:
     # --- the interface -----------------------------------------------------------------------
 
     def begin(self, session: DraftSession) -> None:
-        state = _Session(session.request_key, session.sampling)
+        prompt_ids = session.token_ids[: session.num_prompt_tokens]
+        adjustments = adjustments_of(session.sampling, prompt_ids, (), self._runner.vocab_size)
+        state = _Session(session.request_key, session.sampling, adjustments)
+        if adjustments is not None:
+            adjustments.commit(session.token_ids[session.num_prompt_tokens :])
         self._sessions[session.session_key] = state
         self._append(state, session.token_ids)
 
@@ -178,6 +186,8 @@ class ModelDrafter:
         else:
             self._keep_computed(session, len(session.token_ids) + num_agreeing)
             session.tail.clear()
+        if session.adjustments is not None:
+            session.adjustments.commit(token_ids)
         self._append(session, token_ids)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[tuple[DraftNode, ...]]:
@@ -297,11 +307,10 @@ class ModelDrafter:
             return {}
         logits = self._runner.forward([feed.slice() for feed in feeds])
         drawing = [feed.chain for feed in feeds if feed.draws]
-        rows = [chain.session.next_row() for chain in drawing]
-        token_ids = _sample_finite(logits, rows)
+        draws = draw(logits, [chain.session.block() for chain in drawing])
         return {
-            chain: self._proposal(token_ids[index], logits[index], rows[index].sampling)
-            for index, chain in enumerate(drawing)
+            chain: self._proposal(token_id, logits[index], chain.session.sampling)
+            for index, (chain, [token_id]) in enumerate(zip(drawing, draws, strict=True))
         }
 
     def _proposal(
@@ -310,17 +319,6 @@ class ModelDrafter:
         if token_id is None or token_id >= self._vocab_size:
             return None
         return _Drawn(token_id, _probability(logits, sampling, token_id))
-
-
-def _sample_finite(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int | None]:
-    """Draw one token per row; None where the logits are not finite."""
-    try:
-        return list(sample(logits, rows))
-    except NonFiniteLogitsError as error:
-        finite = [index for index in range(len(rows)) if index not in error.rows]
-        token_ids = sample(logits[finite], [rows[index] for index in finite])
-        drawn = dict(zip(finite, token_ids, strict=True))
-        return [drawn.get(index) for index in range(len(rows))]
 
 
 def _probability(logits: torch.Tensor, sampling: SamplingParams, token_id: int) -> float:

@@ -18,9 +18,9 @@ from cluster.errors import (
     PacelineError,
     UnknownSessionError,
 )
+from cluster.protocol.codec import check_sampling
 from cluster.protocol.messages import CommitTokens, OpenSession, SessionError, TargetBatch
 from cluster.protocol.prefix_hash import prefix_hash
-from cluster.types import SamplingParams
 from engine.drafting.interface import DraftSession
 
 
@@ -206,7 +206,7 @@ class SessionTable:
             raise InvalidRequestError(
                 "num_prompt_tokens must be over 0 and within token_ids", param="num_prompt_tokens"
             )
-        _check_sampling(opening.sampling)
+        check_sampling(opening.sampling)
         self._check_len(len(opening.token_ids))
 
     def _check_room(self) -> None:
@@ -275,13 +275,3 @@ class SessionTable:
         del self._by_key[session.session_key]
         self._owing.pop(session.session_key, None)
         self._operations.append(End(session.session_key))
-
-
-def _check_sampling(sampling: SamplingParams) -> None:
-    """Raise InvalidRequestError where a field has no meaning (NaN fails every comparison)."""
-    if not 0.0 <= sampling.temperature < float("inf"):
-        raise InvalidRequestError(
-            "temperature must be finite and not negative", param="temperature"
-        )
-    if not 0.0 < sampling.top_p <= 1.0:
-        raise InvalidRequestError("top_p must be in (0, 1]", param="top_p")

@@ -102,21 +102,19 @@ def _find_on_cpu(
                 np.bitwise_xor(z, shifted, out=z)
                 np.multiply(z, np.uint64(factor), out=z)
             np.less_equal(z, limit, out=small[row, piece])
-    eights = np.flatnonzero(small.view(np.uint64))  # Few are found, so look at eight at a time.
-    which, lanes = small.reshape(-1, 8)[eights].nonzero()
-    rows, token_ids = np.divmod(eights[which] * 8 + lanes, elements.size)
+    rows, token_ids = np.divmod(np.flatnonzero(small), elements.size)
     within = token_ids < vocab_size
     return rows[within], token_ids[within]
 
 
 @lru_cache(maxsize=4)
 def _elements(vocab_size: int) -> Words:
-    """What each token adds to a state, in pieces of equal length, a multiple of 8.
+    """What each token adds to a state, in pieces of equal length.
 
     returns  # [num_pieces, piece_len], read only; at least vocab_size together
     """
     num_pieces = -(-vocab_size // _WORDS_PER_PIECE)
-    piece_len = -(-vocab_size // (8 * num_pieces)) * 8
+    piece_len = -(-vocab_size // num_pieces)
     elements = np.arange(1, num_pieces * piece_len + 1, dtype=np.uint64) * np.uint64(_GAMMA)
     elements.setflags(write=False)
     return elements.reshape(num_pieces, piece_len)

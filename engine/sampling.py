@@ -128,32 +128,40 @@ def _race(scaled: ScaledLogits, indices: list[int], draws: Sequence[SampleRow]) 
         cuts.last_ids.cpu().numpy(),
     )
     logits, token_ids = (values.cpu().numpy() for values in ranked)  # [num_races, num_ranked]
-    numbers = np.arange(len(draws)).repeat(logits.shape[1])
-    likely = races.enter(numbers, token_ids.ravel(), logits.ravel())
-    best = np.full(len(draws), -np.inf)
-    np.maximum.at(best, likely.races, likely.scores)
+    each_race = np.arange(len(draws)).repeat(logits.shape[1])
+    likely = races.enter(each_race, token_ids.ravel(), logits.ravel())
 
     # The others have at most the last of these logits. They win only if E <= exp(logit - best),
     # and u <= E.
-    last = logits[:, -1]
+    last, best = logits[:, -1], _best_scores([likely], len(draws))
     bounds = np.where(last < races.lowest, 0.0, np.exp(last - best + _SCORE_ERROR))
-    found, token_ids = find_small(races.states, bounds, scaled.vocab_size, rows.device)
-    if not len(found):
-        return _winners([likely], best)
-    places = torch.from_numpy(np.stack([found, token_ids])).to(rows.device)
-    found_logits = scaled.tokens(rows[places[0]], places[1]).cpu().numpy()
-    late = races.enter(found, token_ids, found_logits)
-    np.maximum.at(best, late.races, late.scores)
-    return _winners([likely, late], best)
+    found, found_ids = find_small(races.states, bounds, scaled.vocab_size, rows.device)
+    late = races.enter(found, found_ids, _logits_of(scaled, rows, found, found_ids))
+    return _winners([likely, late], len(draws))
 
 
-def _winners(entrants: Iterable[_Entrants], best: Floats) -> list[int]:
-    """Hardly more than the winner has about the best score. Where several have, float64 of the C
-    library decides, which rounds the same wherever a token stands.
+def _logits_of(scaled: ScaledLogits, rows: torch.Tensor, races: Ids, token_ids: Ids) -> Logits:
+    """[num_tokens]; rows  # [num_races]"""
+    places = torch.from_numpy(np.stack([races, token_ids])).to(rows.device)
+    return scaled.tokens(rows[places[0]], places[1]).cpu().numpy()
 
-    best  # [num_races]
+
+def _best_scores(entrants: Iterable[_Entrants], num_races: int) -> Floats:
+    """[num_races]"""
+    best = np.full(num_races, -np.inf)
+    for some in entrants:
+        np.maximum.at(best, some.races, some.scores)
+    return best
+
+
+def _winners(entrants: Sequence[_Entrants], num_races: int) -> list[int]:
+    """The token of each race with the highest score.
+
+    Vectorised scores leave hardly more than one. Where they leave several, those of the C library
+    decide, which rounds the same wherever a token stands.
     """
-    leaders = [(-math.inf, 0)] * len(best)
+    best = _best_scores(entrants, num_races)
+    leaders = [(-math.inf, 0)] * num_races
     for some in entrants:
         close = np.flatnonzero(some.scores >= best[some.races] - _SCORE_ERROR)
         columns = (some.races, some.token_ids, some.logits, some.bits)

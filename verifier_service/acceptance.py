@@ -16,13 +16,14 @@ class Verification:
     """What one forward over a block of drafts makes final."""
 
     num_accepted_tokens: int
-    next_token_id: int
-    """The correction at the first position that differs, or the bonus after the last draft."""
+    next_token_id: int | None
+    """The correction at the first position that differs, or the bonus after the last draft; None
+    where the target has no distribution."""
 
 
 def verify(
     draft_ids: Sequence[int],  # [num_drafts]
-    target_ids: Sequence[int],  # [num_drafts + 1], the target's draw at each position
+    target_ids: Sequence[int | None],  # [num_drafts + 1], the target's draw at each position
 ) -> Verification:
     """Accept the longest prefix of the draft that the target would have drawn itself."""
     assert len(target_ids) == len(draft_ids) + 1

@@ -23,10 +23,11 @@ from cluster.errors import (
 )
 from cluster.load import VerifierLoad
 from cluster.types import ErrorEvent, FinishEvent, GenerationEvent, Path, TokensEvent
+from engine.adjustments import Adjustments, adjustments_of
 from engine.decoder import SequenceSlice
 from engine.model_runner import ModelRunner
-from engine.sampling import NonFiniteLogitsError, SampleRow, sample
 from engine.sequence import Sequence, SequenceState
+from engine.target import Block, draw
 from verifier_service.acceptance import verify
 from verifier_service.draft_planner import DraftPlanner
 from verifier_service.draft_trie import DraftOutcome, DraftTrie
@@ -52,8 +53,7 @@ from verifier_service.speculation import Speculation
 
 logger = logging.getLogger(__name__)
 
-_NOT_FINITE = -1
-"""Stands for the draw of a row without a distribution; equals no draft, so it is never accepted."""
+_NO_DISTRIBUTION = "the model's logits are not finite, or the request bans every token"
 _AVERAGING = 0.2
 """Weight of the newest step in the moving averages."""
 
@@ -64,6 +64,7 @@ class _Generation:
 
     sequence: Sequence
     speculation: Speculation
+    adjustments: Adjustments | None
     deadline: float | None
 
 
@@ -159,29 +160,27 @@ class Engine:
             self._commit(scheduled, drawn.get(scheduled.sequence.seq, []))
         self._measure(started, plan.num_tokens)
 
-    def _run(self, plan: SchedulerOutput) -> dict[int, list[int]]:
+    def _run(self, plan: SchedulerOutput) -> dict[int, list[int | None]]:
         """The target's own draws, by seq, of every sequence that reached its end."""
         if not plan.scheduled:
             return {}
         logits = self._runner.forward([_slice(scheduled) for scheduled in plan.scheduled])
         drawing = [scheduled for scheduled in plan.scheduled if scheduled.draws]
-        rows = [row for scheduled in drawing for row in _rows(scheduled)]
-        try:
-            ids = sample(logits, rows)
-        except NonFiniteLogitsError as error:
-            finite = [i for i in range(len(rows)) if i not in error.rows]
-            ids = [_NOT_FINITE] * len(rows)
-            for i, token_id in zip(
-                finite, sample(logits[finite], [rows[i] for i in finite]), strict=True
-            ):
-                ids[i] = token_id
-        draws = iter(ids)
-        return {
-            scheduled.sequence.seq: [next(draws) for _ in range(len(scheduled.draft_ids) + 1)]
-            for scheduled in drawing
-        }
+        draws = draw(logits, [self._block(scheduled) for scheduled in drawing])
+        return {s.sequence.seq: drawn for s, drawn in zip(drawing, draws, strict=True)}
 
-    def _commit(self, scheduled: ScheduledSequence, drawn_ids: list[int]) -> None:
+    def _block(self, scheduled: ScheduledSequence) -> Block:
+        sequence = scheduled.sequence
+        return Block(
+            sequence.request.sampling,
+            sequence.request.request_key,
+            len(sequence.token_ids),
+            scheduled.draft_ids,
+            len(scheduled.draft_ids) + 1,
+            self._generations[sequence.seq].adjustments,
+        )
+
+    def _commit(self, scheduled: ScheduledSequence, drawn_ids: list[int | None]) -> None:
         """Make final what the target drew; a prompt chunk that draws nothing only gains KV."""
         sequence, draft_ids = scheduled.sequence, scheduled.draft_ids
         if not drawn_ids:
@@ -189,9 +188,8 @@ class Engine:
             return
         verification = verify(draft_ids, drawn_ids)
         num_accepted = verification.num_accepted_tokens
-        if verification.next_token_id == _NOT_FINITE:
-            error = InternalError("the model gave logits that are not finite")
-            self._fail(sequence.seq, error)
+        if verification.next_token_id is None:
+            self._fail(sequence.seq, InternalError(_NO_DISTRIBUTION))
             return
         self._scheduler.commit(scheduled, num_accepted)
         self._emit(sequence, draft_ids, num_accepted, verification.next_token_id)
@@ -199,7 +197,8 @@ class Engine:
     def _emit(
         self, sequence: Sequence, draft_ids: tuple[int, ...], num_accepted: int, next_id: int
     ) -> None:
-        speculation = self._generations[sequence.seq].speculation
+        generation = self._generations[sequence.seq]
+        speculation, adjustments = generation.speculation, generation.adjustments
         start = len(sequence.token_ids)
         first = start == sequence.num_prompt_tokens
         num_cached = sequence.num_cached_prompt_tokens if first else None
@@ -207,6 +206,8 @@ class Engine:
             self._planner.verified(speculation, len(draft_ids), num_accepted)
         refused_ids = draft_ids[num_accepted:]
         emission = sequence.emit([*draft_ids[:num_accepted], next_id])
+        if adjustments is not None:
+            adjustments.commit(emission.token_ids)
         num_accepted = min(num_accepted, len(emission.token_ids))
         speculation.record(len(draft_ids), num_accepted)
         if draft_ids:
@@ -303,7 +304,12 @@ class Engine:
             min(depth, self._speculation.num_speculative_tokens), request.path
         )
         deadline = time.monotonic() + request.deadline_ms / 1e3 if request.deadline_ms else None
-        self._generations[message.seq] = _Generation(sequence, speculation, deadline)
+        adjustments = adjustments_of(
+            request.sampling, request.prompt_ids, stop_ids, self._runner.vocab_size
+        )
+        if adjustments is not None:
+            adjustments.commit(request.resumed_ids)
+        self._generations[message.seq] = _Generation(sequence, speculation, adjustments, deadline)
         self._scheduler.add(sequence)
         if error := self._refusal(sequence):
             self._fail(message.seq, error)
@@ -445,12 +451,3 @@ def _slice(scheduled: ScheduledSequence) -> SequenceSlice:
     return SequenceSlice(
         sequence.cache.block_table, sequence.num_computed_tokens, scheduled.fed_ids, num_logits
     )
-
-
-def _rows(scheduled: ScheduledSequence) -> list[SampleRow]:
-    request = scheduled.sequence.request
-    start = len(scheduled.sequence.token_ids)
-    return [
-        SampleRow(request.sampling, request.request_key, start + offset)
-        for offset in range(len(scheduled.draft_ids) + 1)
-    ]

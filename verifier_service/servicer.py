@@ -17,7 +17,12 @@ import grpc
 from cluster.errors import ERROR_TABLE, IncompatiblePeerError, InvalidRequestError, PacelineError
 from cluster.load import VerifierLoad
 from cluster.protocol import generation_pb2, generation_pb2_grpc
-from cluster.protocol.codec import check_token_ids, decode_router_batch, encode_verifier_batch
+from cluster.protocol.codec import (
+    check_sampling,
+    check_token_ids,
+    decode_router_batch,
+    encode_verifier_batch,
+)
 from cluster.protocol.messages import (
     NOISE_VERSION,
     PROTOCOL_VERSION,
@@ -194,11 +199,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             raise InvalidRequestError("request_id must be new and not empty", param="request_id")
         if not request.prompt_ids:
             raise InvalidRequestError("prompt_ids must not be empty", param="prompt_ids")
-        sampling = request.sampling
-        if not 0 <= sampling.temperature < float("inf"):
-            raise InvalidRequestError("temperature must be finite and >= 0", param="temperature")
-        if not 0 < sampling.top_p <= 1:
-            raise InvalidRequestError("top_p must be in (0, 1]", param="top_p")
+        check_sampling(request.sampling, self._card.vocab_size)
         check_token_ids(request.prompt_ids, self._card.vocab_size, "prompt_ids")
         check_token_ids(request.resumed_ids, self._card.vocab_size, "resumed_ids")
 

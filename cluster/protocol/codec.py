@@ -6,9 +6,11 @@ field, so that the caller can drop one request or one session and go on.
 
 from __future__ import annotations
 
+import math
+
 from cluster.errors import InvalidRequestError
 from cluster.load import DrafterLoad, DrafterState, VerifierLoad
-from cluster.protocol import drafting_pb2, generation_pb2
+from cluster.protocol import drafting_pb2, generation_pb2, sampling_pb2
 from cluster.protocol.messages import (
     CommitTokens,
     DrafterBatch,
@@ -82,15 +84,12 @@ def decode_router_batch(message: generation_pb2.RouterBatch) -> RouterBatch:
 
 
 def _encode_submit(request: GenerationRequest) -> generation_pb2.Submit:
-    sampling = request.sampling
     return generation_pb2.Submit(
         request_id=request.request_id,
         request_key=request.request_key,
         prompt_ids=request.prompt_ids,
         resumed_ids=request.resumed_ids,
-        sampling=generation_pb2.Sampling(
-            temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p
-        ),
+        sampling=_encode_sampling(request.sampling),
         max_tokens=request.max_tokens,
         stop_token_ids=sorted(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
@@ -108,9 +107,7 @@ def _decode_submit(submit: generation_pb2.Submit) -> GenerationRequest:
         request_key=submit.request_key,
         prompt_ids=tuple(submit.prompt_ids),
         resumed_ids=tuple(submit.resumed_ids),
-        sampling=SamplingParams(
-            submit.sampling.temperature, submit.sampling.top_k, submit.sampling.top_p
-        ),
+        sampling=_decode_sampling(submit.sampling),
         max_tokens=submit.max_tokens,
         stop_token_ids=frozenset(submit.stop_token_ids),
         ignore_eos=submit.ignore_eos,
@@ -267,6 +264,39 @@ def _decode_load(load: generation_pb2.VerifierLoad) -> VerifierLoad:
     )
 
 
+# --- sampling --------------------------------------------------------------------------------
+
+
+def _encode_sampling(sampling: SamplingParams) -> sampling_pb2.Sampling:
+    return sampling_pb2.Sampling(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        logit_bias=[sampling_pb2.LogitBias(token_id=i, value=v) for i, v in sampling.logit_bias],
+        bad_words=[sampling_pb2.TokenSequence(token_ids=word) for word in sampling.bad_words],
+        min_tokens=sampling.min_tokens,
+    )
+
+
+def _decode_sampling(message: sampling_pb2.Sampling) -> SamplingParams:
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty,
+        frequency_penalty=message.frequency_penalty,
+        presence_penalty=message.presence_penalty,
+        logit_bias=tuple((bias.token_id, bias.value) for bias in message.logit_bias),
+        bad_words=tuple(tuple(word.token_ids) for word in message.bad_words),
+        min_tokens=message.min_tokens,
+    )
+
+
 # --- drafting --------------------------------------------------------------------------------
 
 
@@ -279,9 +309,7 @@ def encode_target_batch(batch: TargetBatch) -> drafting_pb2.TargetBatch:
                 token_ids=o.token_ids,
                 num_prompt_tokens=o.num_prompt_tokens,
                 request_key=o.request_key,
-                temperature=o.sampling.temperature,
-                top_k=o.sampling.top_k,
-                top_p=o.sampling.top_p,
+                sampling=_encode_sampling(o.sampling),
                 num_speculative_tokens=o.num_speculative_tokens,
             )
             for o in batch.opens
@@ -322,7 +350,7 @@ def decode_target_batch(message: drafting_pb2.TargetBatch) -> TargetBatch:
                 token_ids=tuple(o.token_ids),
                 num_prompt_tokens=o.num_prompt_tokens,
                 request_key=o.request_key,
-                sampling=SamplingParams(o.temperature, o.top_k, o.top_p),
+                sampling=_decode_sampling(o.sampling),
                 num_speculative_tokens=o.num_speculative_tokens,
             )
             for o in message.opens
@@ -422,6 +450,34 @@ MAX_DRAFT_NODES = 1_024
 """In one draft; a longer one is not worth its decoding."""
 MALFORMED_PARENT = -2
 """No node has this parent; a draft that holds it is malformed."""
+
+
+def check_sampling(sampling: SamplingParams, vocab_size: int | None = None) -> None:
+    """Raise InvalidRequestError where a field has no meaning (NaN fails every comparison)."""
+    for field, (low, high) in _SAMPLING_RANGES.items():
+        if not low <= getattr(sampling, field) <= high:
+            raise InvalidRequestError(f"{field} must be in [{low:g}, {high:g}]", param=field)
+    if sampling.top_p == 0 or sampling.repetition_penalty == 0:
+        field = "top_p" if sampling.top_p == 0 else "repetition_penalty"
+        raise InvalidRequestError(f"{field} must be above 0", param=field)
+    if not all(math.isfinite(value) for _, value in sampling.logit_bias):
+        raise InvalidRequestError("logit_bias must be finite", param="logit_bias")
+    if not all(sampling.bad_words):
+        raise InvalidRequestError("bad_words holds an empty sequence", param="bad_words")
+    if vocab_size is not None:
+        check_token_ids(tuple(i for i, _ in sampling.logit_bias), vocab_size, "logit_bias")
+        for word in sampling.bad_words:
+            check_token_ids(word, vocab_size, "bad_words")
+
+
+_SAMPLING_RANGES = {
+    "temperature": (0.0, 1e6),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.0, 1e6),
+    "frequency_penalty": (-1e6, 1e6),
+    "presence_penalty": (-1e6, 1e6),
+}
 
 
 def check_token_ids(token_ids: tuple[int, ...], vocab_size: int, field: str) -> None:

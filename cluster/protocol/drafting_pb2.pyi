@@ -1,3 +1,4 @@
+from cluster.protocol import sampling_pb2 as _sampling_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -73,26 +74,22 @@ class DrafterHello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., noise_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., drafter: _Optional[str] = ..., vocabulary: _Optional[str] = ..., max_sessions: _Optional[int] = ..., max_speculative_tokens: _Optional[int] = ..., max_context_len: _Optional[int] = ..., kind: _Optional[str] = ...) -> None: ...
 
 class OpenSession(_message.Message):
-    __slots__ = ("session", "epoch", "token_ids", "request_key", "temperature", "top_k", "top_p", "num_speculative_tokens", "num_prompt_tokens")
+    __slots__ = ("session", "epoch", "token_ids", "request_key", "sampling", "num_speculative_tokens", "num_prompt_tokens")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     request_key: int
-    temperature: float
-    top_k: int
-    top_p: float
+    sampling: _sampling_pb2.Sampling
     num_speculative_tokens: int
     num_prompt_tokens: int
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., request_key: _Optional[int] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., num_speculative_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ...) -> None: ...
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., request_key: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., num_speculative_tokens: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class CommitTokens(_message.Message):
     __slots__ = ("session", "position", "token_ids")

@@ -1,3 +1,4 @@
+from cluster.protocol import sampling_pb2 as _sampling_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -56,16 +57,6 @@ class VerifierHello(_message.Message):
     fingerprint: str
     def __init__(self, protocol_version: _Optional[int] = ..., noise_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
-class Sampling(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p")
-    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
-    TOP_P_FIELD_NUMBER: _ClassVar[int]
-    temperature: float
-    top_k: int
-    top_p: float
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ...) -> None: ...
-
 class Submit(_message.Message):
     __slots__ = ("request_id", "request_key", "prompt_ids", "resumed_ids", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "speculative", "num_speculative_tokens", "drafter", "deadline_ms", "cache_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -85,7 +76,7 @@ class Submit(_message.Message):
     request_key: int
     prompt_ids: _containers.RepeatedScalarFieldContainer[int]
     resumed_ids: _containers.RepeatedScalarFieldContainer[int]
-    sampling: Sampling
+    sampling: _sampling_pb2.Sampling
     max_tokens: int
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     ignore_eos: bool
@@ -94,7 +85,7 @@ class Submit(_message.Message):
     drafter: str
     deadline_ms: int
     cache_salt: str
-    def __init__(self, request_id: _Optional[str] = ..., request_key: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resumed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculative: _Optional[bool] = ..., num_speculative_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., request_key: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resumed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculative: _Optional[bool] = ..., num_speculative_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class SetPath(_message.Message):
     __slots__ = ("request_id", "speculative")

@@ -55,7 +55,15 @@ def tuples_of(values: st.SearchStrategy) -> st.SearchStrategy:
 
 
 ids = tuples_of(uint32)
-sampling = st.builds(SamplingParams, doubles, uint32, doubles)
+sampling = st.builds(
+    SamplingParams,
+    doubles,
+    uint32,
+    *([doubles] * 5),
+    tuples_of(st.tuples(uint32, doubles)),
+    tuples_of(ids),
+    uint32,
+)
 requests = st.builds(
     GenerationRequest,
     request_id=texts,

@@ -294,6 +294,16 @@ def test_tokens_that_came_without_drafts_are_caught_up_on():
     assert len(sessions.draft(key)[0]) == 4
 
 
+def test_sessions_of_one_prompt_share_nothing():
+    """A session carries no salt: whose it is, the drafter cannot know."""
+    sessions = Sessions.scripted()
+    num_fed = []
+    for _ in range(2):
+        key = sessions.begin(range(3, 30))
+        num_fed.append(sessions.runner.fed_by(lambda key=key: sessions.draft(key)))
+    assert num_fed[0] == num_fed[1] > 27
+
+
 # --- room --------------------------------------------------------------------------------------
 
 

@@ -65,6 +65,15 @@ def test_top_p_reaches_beyond_the_first_guess(num_flat: int) -> None:
     assert target.token_ids.tolist() == list(range(1_000, 1_000 + num_flat // 2))
 
 
+@pytest.mark.parametrize("num_equal", [2, 4, 12, 96, 8_192])
+def test_top_p_that_is_reached_exactly_keeps_no_more(num_equal: int) -> None:
+    logits = torch.full((10_000,), -200.0)
+    logits[:num_equal] = 3.0
+    for top_k in (0, num_equal):
+        target = target_logits(logits, SamplingParams(top_k=top_k, top_p=0.5))
+        assert target.token_ids.tolist() == list(range(num_equal // 2))
+
+
 def test_top_p_applies_to_what_top_k_left() -> None:
     logits = torch.log(torch.tensor([0.4, 0.3, 0.2, 0.1]))
     target = target_logits(logits, SamplingParams(top_k=2, top_p=0.55))

@@ -32,7 +32,9 @@ def test_every_view_is_of_the_same_scaled_logits(vocab_size: int) -> None:
     some = torch.tensor([3, 0, 1])
     for row in range(len(logits)):
         assert views.row(row).equal(expected[row])
-    assert views.descending(some).equal(expected[some].sort(-1, descending=True).values)
+    for num_ranked in {1, vocab_size // 2 + 1, vocab_size, vocab_size + 1}:
+        highest = expected[some].sort(-1, descending=True).values[:, :num_ranked]
+        assert views.descending(some, num_ranked).equal(highest)
     rows, token_ids = torch.tensor([4, 0, 2, 0]), torch.tensor([0, 0, vocab_size - 1, 0])
     assert views.tokens(rows, token_ids).equal(expected[rows, token_ids])
 

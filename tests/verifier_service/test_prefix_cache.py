@@ -79,7 +79,19 @@ def converse(seed, *, prefix_cache=True, num_requests=25):
             driver.engine._scheduler._preempt_newest()
             num_forced += 1
         driver.step()
+        check_names(driver)
     return driver, expected, num_forced
+
+
+def check_names(driver):
+    """What is cached of a running sequence is named by its own tokens: a wrong name is no error
+    until someone asks for just those wrong tokens."""
+    size = driver.runner.kv.block_size
+    for sequence in driver.engine._scheduler.running if driver.runner.kv._prefix_cache else ():
+        name = kv_cache._root_name(sequence.request.cache_salt)
+        for end in range(size, sequence.num_computed_tokens + 1, size):
+            name = kv_cache._block_name(name, sequence.token_ids[end - size : end])
+        assert sequence.cache.prefix_name == name
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -166,15 +178,17 @@ def test_a_drafter_fares_as_well_behind_a_cached_prompt():
 
 
 def test_only_drafts_that_were_accepted_are_cached():
-    """G7: the drafts are wrong from the third on; nothing beyond them is found."""
-    answer = decode(LAW, [3] * 6, max_tokens=9, sampling=GREEDY, request_key=1)
+    """G7: the draft is wrong from its third token on; the block that begins there is found with
+    the right tokens only."""
+    prompt = [3] * 6
+    answer = decode(LAW, prompt, max_tokens=9, sampling=GREEDY, request_key=1)
     wrong = [*answer[:2], *[9] * 6]
     driver = make_driver(drafter=lambda committed, request: wrong if len(committed) == 6 else [])
-    serve(driver, [3] * 6, max_tokens=3)
-    kv = driver.runner.kv
-    assert (
-        len(kv.find([*[3] * 6, *wrong, 3]).blocks) == len(kv.find([*[3] * 6, *answer]).blocks) == 2
-    )
+    serve(driver, prompt, max_tokens=9)
+    stats = driver.results[1].finish.stats
+    assert (stats.num_draft_tokens, stats.num_accepted_tokens) == (7, 1)
+    found = [driver.runner.kv.find([*prompt, *ids, 3, 3]).blocks for ids in (answer, wrong)]
+    assert [len(blocks) for blocks in found] == [3, 2]
 
 
 def test_tenants_with_other_salts_share_nothing():
@@ -219,6 +233,15 @@ def test_a_preempted_sequence_finds_its_own_blocks_again():
         LAW, range(3, 24), max_tokens=10, sampling=GREEDY, request_key=1, stop_ids=frozenset()
     )
     assert result.events[0].num_cached_prompt_tokens == 0, "what it had computed itself"
+
+
+def test_what_a_preempted_prompt_had_computed_itself_is_not_told_as_cached():
+    driver = make_driver(scheduler=SchedulerConfig(max_prefill_chunk_tokens=8))
+    seq = driver.submit(list(range(3, 24)), max_tokens=3, ignore_eos=True)
+    driver.step()
+    driver.engine._scheduler._preempt_newest()
+    assert driver.run()[seq].events[0].num_cached_prompt_tokens == 0
+    assert driver.runner.kv.num_hit_tokens == 8
 
 
 def test_a_full_cache_is_room_for_what_fills_the_pool():

@@ -1,0 +1,105 @@
+"""From a GrammarSpec to an automaton of llguidance. The verifier and the check both come here, so
+that they cannot differ.
+
+Compiling may take forever, or run out of stack and end the process: only `grammar_check.py` makes a
+client's text safe.
+"""
+
+from __future__ import annotations
+
+import json
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
+from llguidance.gbnf_to_lark import any_to_lark
+
+from cluster.grammar import GrammarError, GrammarKind, GrammarSpec, check_size
+
+_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
+"""Between the tokens of JSON. Bounded, since a model may never stop writing spaces."""
+_MAX_MESSAGE_LEN = 300
+
+_LIMITS = LLParserLimits(
+    # A quarter of the default. It also bounds how long one mask can take where the grammar forces
+    # very long text: 0.2 s instead of 1.5 s.
+    initial_lexer_fuel=250_000,
+    # Else compiling would take longer with a real vocabulary than in the check.
+    precompute_large_lexemes=False,
+    # Messages go to clients.
+    verbose_errors=False,
+)
+
+
+def compile_matcher(tokenizer: LLTokenizer, spec: GrammarSpec) -> LLMatcher:
+    """The automaton at its start. Raises GrammarError."""
+    check_size(spec)
+    matcher = LLMatcher(tokenizer, _source(spec), log_level=0, limits=_LIMITS)
+    raise_if_broken(matcher)
+    return matcher
+
+
+def raise_if_broken(matcher: LLMatcher) -> None:
+    """Raise GrammarError if the automaton has failed. Then it is of no more use."""
+    if not matcher.is_error():
+        return
+    if matcher.stop_reason() == "NoExtensionBias":
+        raise GrammarError("the grammar allows nothing here")
+    raise GrammarError(_shortened(matcher.get_error()))
+
+
+def _source(spec: GrammarSpec) -> str:
+    """The grammar in llguidance's notation."""
+    match spec.kind:
+        case GrammarKind.JSON_OBJECT:
+            return _json_source({"type": "object"})
+        case GrammarKind.JSON_SCHEMA:
+            return _json_source(_parsed(spec.text))
+        case GrammarKind.REGEX:
+            # Digits, word characters and space are those of ASCII: so what is generated matches
+            # whatever engine the client checks it with.
+            return _lark_source(f"start: /{regex_to_lark(spec.text, use_ascii='dws')}/")
+        case GrammarKind.LARK:
+            return _lark_source(_lark(spec.text))
+        case GrammarKind.CHOICE:
+            choices = " | ".join(json.dumps(choice) for choice in _parsed(spec.text))
+            return _lark_source(f"start: CHOICE\nCHOICE: {choices}")
+
+
+def _json_source(schema: object) -> str:
+    options = {"x-guidance": {"whitespace_pattern": _WHITESPACE}}
+    match schema:
+        case dict():
+            schema = schema | options
+        case True:
+            schema = options
+        case _:
+            raise GrammarError("the JSON Schema allows nothing")
+    return json.dumps({"grammars": [{"json_schema": schema}]})
+
+
+def _lark_source(lark: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": lark}]})
+
+
+def _lark(text: str) -> str:
+    if "::=" not in text:
+        return text
+    try:
+        return any_to_lark(text)
+    except Exception as error:  # noqa: BLE001 - it raises nothing more specific
+        raise GrammarError(f"not valid GBNF: {_shortened(str(error))}") from None
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"not valid JSON: {error}") from None
+
+
+def _shortened(message: str) -> str:
+    """One line. What is wrong stands at its end where a parser quotes the text, else at its start."""
+    message = " ".join(message.replace("<non-verbose/>", "").split())
+    if len(message) <= _MAX_MESSAGE_LEN:
+        return message
+    half = _MAX_MESSAGE_LEN // 2
+    return f"{message[:half]} ... {message[-half:]}"

@@ -1,0 +1,189 @@
+"""Constrained decoding: which tokens a grammar allows after the tokens so far.
+
+The grammar narrows the target distribution. What it allows at a position depends on the spec and the
+committed tokens alone, so a draft changes nothing, and a state can be made anew from its tokens.
+llguidance does the parsing; computing a mask leaves the GIL to others.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from llguidance import LLMatcher
+
+from cluster.grammar import GrammarError, GrammarSpec
+from cluster.grammar_check import GrammarChecker
+from cluster.grammar_matcher import compile_matcher, raise_if_broken
+from engine.grammar_vocabulary import Bitmask, GrammarVocabulary
+
+_MAX_KEPT = 16
+"""Compiled grammars; choices of one request and a sequence that resumes share one."""
+_MAX_FORCED_BYTES = 8192
+"""Each mask reads all that the grammar forces from there on, about 1 ms for 1000 bytes."""
+_BIT_VALUES = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)
+
+
+def apply_mask(logits: torch.Tensor, bitmask: torch.Tensor) -> None:
+    """Take away in place what is not allowed.
+
+    logits   # [n, vocab] float32
+    bitmask  # [n, num_bytes] uint8, as GrammarState.masks gives it
+    """
+    bits = bitmask.to(logits.device)[:, :, None] & _BIT_VALUES.to(logits.device)
+    forbidden = (bits == 0).flatten(1)[:, : logits.shape[1]]
+    logits.masked_fill_(forbidden, -torch.inf)
+
+
+class GrammarCompiler:
+    """Makes the states of generations; one for each model. Not for many threads at once.
+
+    A grammar is compiled in this process only after another one has survived it.
+    """
+
+    def __init__(
+        self, tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int]
+    ) -> None:
+        self._vocabulary = GrammarVocabulary(tokenizer_json, vocab_size, eos_token_ids)
+        self._checker = GrammarChecker(tokenizer_json, vocab_size)
+        self._compiled: OrderedDict[GrammarSpec, LLMatcher] = OrderedDict()
+        """At their start. Least recently used first."""
+
+    def compile(self, spec: GrammarSpec) -> GrammarState:
+        """The state before the first token. Takes milliseconds mostly and at worst a second or two,
+        so not in the engine's thread. Raises GrammarError, or OverloadedError."""
+        if spec not in self._compiled:
+            self._checker.check(spec)
+            self._compiled[spec] = compile_matcher(self._vocabulary.tokenizer, spec)
+        self._compiled.move_to_end(spec)
+        if len(self._compiled) > _MAX_KEPT:
+            self._compiled.popitem(last=False)
+        return GrammarState(self._vocabulary, self._compiled[spec])
+
+    def close(self) -> None:
+        """End the process that checks grammars."""
+        self._checker.close()
+
+
+class GrammarState:
+    """Where one generation stands in its grammar. One thread at a time."""
+
+    def __init__(self, vocabulary: GrammarVocabulary, start: LLMatcher) -> None:
+        self._vocabulary = vocabulary
+        self._start = start
+        self._matcher = start.deep_copy()
+        """Stands behind `_committed`. It is never fed an end-of-sequence token, since it does not
+        take one back exactly."""
+        self._committed: list[int] = []
+        self._ended = False
+
+    @property
+    def finished(self) -> bool:
+        """An end-of-sequence token was committed."""
+        return self._ended
+
+    @property
+    def accepting(self) -> bool:
+        """The text so far is complete, though it may go on."""
+        return self._ended or self._matcher.is_accepting()
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Make tokens final. Raises GrammarError if the grammar does not allow them; then the state
+        is of no more use."""
+        for token_id in token_ids:
+            if token_id in self._vocabulary.eos_ids:
+                if not self._may_end_with(token_id):
+                    raise GrammarError("the text ends where the grammar does not")
+                self._ended = True
+            elif self._ended or not self._consume(token_id):
+                raise GrammarError("the grammar does not allow this token")
+            else:
+                self._committed.append(token_id)
+
+    def valid_prefix_len(self, draft_ids: Sequence[int]) -> int:
+        """How many drafts are worth a place in the step. Cheap, and at least as many as `masks`
+        will allow."""
+        text_ids = self._until_end(draft_ids)
+        if self._ended:
+            return 0
+        num_valid = self._matcher.validate_tokens(text_ids)
+        if self._matcher.is_error():
+            self._restore(0)
+            return 0
+        ends = num_valid == len(text_ids) < len(draft_ids)
+        return num_valid + ends
+
+    def masks(self, draft_ids: Sequence[int]) -> torch.Tensor:
+        """What is allowed behind the committed tokens, then behind each draft too.
+
+        Ends before a draft that the grammar forbids, and before a position where it cannot go on, as
+        if the draft were no longer: verify no more than `len(masks) - 1` drafts.
+
+        returns  # [num_drafts + 1, num_bytes] uint8; bit i % 8 of byte i // 8 is token i
+
+        Raises GrammarError if the grammar cannot go on behind the committed tokens.
+        """
+        rows = [self._mask()]
+        num_consumed = 0
+        for token_id in draft_ids:
+            if not rows[-1][token_id >> 3] >> (token_id & 7) & 1:
+                break
+            if token_id in self._vocabulary.eos_ids:
+                rows.append(self._vocabulary.eos)
+                break
+            num_consumed += 1
+            try:
+                if not self._consume(token_id):
+                    break
+                rows.append(self._mask())
+            except GrammarError:
+                break
+        self._restore(num_consumed)
+        return torch.from_numpy(np.stack(rows))
+
+    def _mask(self) -> Bitmask:
+        """Behind all that was consumed."""
+        if self._ended:
+            return self._vocabulary.eos
+        mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        raise_if_broken(self._matcher)
+        if len(self._matcher.compute_ff_bytes()) > _MAX_FORCED_BYTES:
+            raise GrammarError(f"the grammar forces over {_MAX_FORCED_BYTES} bytes in a row")
+        mask = mask & self._vocabulary.known & ~self._vocabulary.eos | self._ends(mask)
+        if not mask.any():
+            raise GrammarError("the grammar allows nothing here")
+        return mask
+
+    def _ends(self, mask: Bitmask) -> Bitmask:
+        """The end-of-sequence tokens that are allowed here, given what the automaton allows: all
+        where the text is complete, else those that the grammar names as its last token."""
+        if self._matcher.is_accepting():
+            return self._vocabulary.eos
+        if not (mask & self._vocabulary.eos).any():
+            return np.zeros_like(mask)
+        return self._vocabulary.bits(filter(self._may_end_with, self._vocabulary.eos_ids))
+
+    def _may_end_with(self, eos_id: int) -> bool:
+        if self.accepting:
+            return True
+        behind = self._matcher.deep_copy()
+        return behind.consume_token(eos_id) and behind.is_accepting()
+
+    def _consume(self, token_id: int) -> bool:
+        return self._matcher.consume_token(token_id)
+
+    def _until_end(self, token_ids: Sequence[int]) -> list[int]:
+        eos_ids = self._vocabulary.eos_ids
+        ends = (index for index, token_id in enumerate(token_ids) if token_id in eos_ids)
+        return list(token_ids[: next(ends, len(token_ids))])
+
+    def _restore(self, num_consumed: int) -> None:
+        """Go back to the committed tokens. An automaton that has failed cannot: then a new one is
+        led there."""
+        if not self._matcher.is_error() and self._matcher.rollback(num_consumed):
+            return
+        self._matcher = self._start.deep_copy()
+        self._matcher.consume_tokens(self._committed)
+        raise_if_broken(self._matcher)

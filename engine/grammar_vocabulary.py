@@ -1,0 +1,90 @@
+"""A model's vocabulary as grammars need it: which bytes an id stands for, and which ids there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLTokenizer, TokenizerWrapper
+from tokenizers import Tokenizer
+
+Bitmask = npt.NDArray[np.uint8]
+"""[4 * ceil(vocab / 32)]; id i is bit i % 8 of byte i // 8."""
+
+
+class GrammarVocabulary:
+    """Immutable; shared by all grammars of a model."""
+
+    def __init__(
+        self, tokenizer_json: str, vocab_size: int, eos_token_ids: Iterable[int]
+    ) -> None:
+        """Takes about a second and keeps the GIL for it.
+
+        `vocab_size` is the model's: rows of logits may be longer than the vocabulary is, and then
+        the ids at their end are never allowed.
+        """
+        self.vocab_size = vocab_size
+        self.eos_ids = frozenset(eos_token_ids)
+        if not self.eos_ids:
+            raise ValueError("a model without an end-of-sequence token cannot end a grammar's text")
+        tokenizer = Tokenizer.from_str(tokenizer_json)
+        self.known = self.bits(tokenizer.get_vocab(with_added_tokens=True).values())
+        """The ids that stand for a token."""
+        self.eos = self.bits(self.eos_ids)
+        self.tokenizer = self._automaton_tokenizer(tokenizer_json, tokenizer)
+
+    def bits(self, token_ids: Iterable[int]) -> Bitmask:
+        """Just these ids, as far as the model has them."""
+        members = np.zeros(-(-self.vocab_size // 32) * 32, dtype=bool)
+        members[[token_id for token_id in token_ids if token_id < self.vocab_size]] = True
+        return np.packbits(members, bitorder="little")
+
+    def _automaton_tokenizer(self, tokenizer_json: str, tokenizer: Tokenizer) -> LLTokenizer:
+        eos_ids = sorted(self.eos_ids)
+        try:
+            return LLTokenizer(tokenizer_json, n_vocab=self.vocab_size, eos_token=eos_ids)
+        except ValueError:
+            vocabulary = _pieces(tokenizer, self.vocab_size, eos_ids[0])
+            return LLTokenizer(TokenizerWrapper(vocabulary), eos_token=eos_ids)
+
+
+class _Pieces(SimpleNamespace):
+    """For tokenizers whose kind llguidance does not know: every token on its own, as the router
+    decodes it. What the grammar forces is cut into the longest pieces."""
+
+    tokens: list[bytes]
+    ids: dict[bytes, int]
+    longest: int
+
+    def __call__(self, text: bytes) -> list[int]:
+        token_ids, start = [], 0
+        while start < len(text):
+            ends = range(min(len(text), start + self.longest), start, -1)
+            piece = next((text[start:end] for end in ends if text[start:end] in self.ids), None)
+            if piece is None:
+                break
+            token_ids.append(self.ids[piece])
+            start += len(piece)
+        return token_ids
+
+
+def _pieces(tokenizer: Tokenizer, vocab_size: int, eos_id: int) -> _Pieces:
+    added = tokenizer.get_added_tokens_decoder()
+    special_ids = [i for i, token in added.items() if token.special and i < vocab_size]
+    tokens = [b""] * vocab_size
+    for name, token_id in tokenizer.get_vocab(with_added_tokens=True).items():
+        if token_id < vocab_size:
+            tokens[token_id] = tokenizer.decode([token_id], skip_special_tokens=False).encode()
+            if token_id in special_ids:
+                tokens[token_id] = name.encode()
+    ids = {tokens[i]: i for i in range(vocab_size) if tokens[i] and i not in special_ids}
+    return _Pieces(
+        eos_token_id=eos_id,
+        bos_token_id=None,
+        tokens=tokens,
+        special_token_ids=special_ids,
+        ids=ids,
+        longest=max(map(len, ids), default=0),
+    )
