@@ -1,6 +1,6 @@
 """What a generation must look like, as members tell one another. Pure data.
 
-`grammar_matcher.py` gives a spec its meaning, `grammar_check.py` finds out whether it is safe to use.
+`grammar_matcher.py` gives a spec its meaning, `grammar_check.py` finds out whether it is safe.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from cluster.errors import OverloadedError
 from cluster.grammar import GrammarError, GrammarSpec, check_size
 
 _ANSWER_WITHIN_S = 5.0
-"""Of the clock. What ends a grammar is its budget of CPU time; this is for a machine that stands."""
+"""Of the clock. What ends a grammar is its budget of CPU time, this is for a machine that hangs."""
 _MAX_REMEMBERED = 256
 
 

@@ -8,6 +8,7 @@ client's text safe.
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
@@ -60,11 +61,10 @@ def _source(spec: GrammarSpec) -> str:
         case GrammarKind.LARK:
             return _lark_source(_lark(spec.text))
         case GrammarKind.CHOICE:
-            choices = " | ".join(json.dumps(choice) for choice in _parsed(spec.text))
-            return _lark_source(f"start: CHOICE\nCHOICE: {choices}")
+            return _lark_source(f"start: CHOICE\nCHOICE: {_alternatives(_parsed(spec.text))}")
 
 
-def _json_source(schema: object) -> str:
+def _json_source(schema: Any) -> str:
     options = {"x-guidance": {"whitespace_pattern": _WHITESPACE}}
     match schema:
         case dict():
@@ -80,6 +80,12 @@ def _lark_source(lark: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": lark}]})
 
 
+def _alternatives(choices: Any) -> str:
+    if not choices or not isinstance(choices, list):
+        raise GrammarError("there is nothing to choose from")
+    return " | ".join(json.dumps(str(choice)) for choice in choices)
+
+
 def _lark(text: str) -> str:
     if "::=" not in text:
         return text
@@ -89,7 +95,7 @@ def _lark(text: str) -> str:
         raise GrammarError(f"not valid GBNF: {_shortened(str(error))}") from None
 
 
-def _parsed(text: str) -> object:
+def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -97,7 +103,7 @@ def _parsed(text: str) -> object:
 
 
 def _shortened(message: str) -> str:
-    """One line. What is wrong stands at its end where a parser quotes the text, else at its start."""
+    """One line. Where a parser quotes the text, what is wrong stands at the end."""
     message = " ".join(message.replace("<non-verbose/>", "").split())
     if len(message) <= _MAX_MESSAGE_LEN:
         return message

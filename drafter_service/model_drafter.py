@@ -18,11 +18,11 @@ from tokenizers import Tokenizer
 
 from cluster.config import KVCacheConfig, ModelConfig
 from cluster.types import DraftNode, SamplingParams
+from engine.adjustments import Adjustments, adjustments_of
+from engine.decoder import SequenceSlice
 from engine.drafting.interface import DraftRequest, DraftSession
 from engine.kv_cache import SequenceCache
 from engine.loader import load_model
-from engine.adjustments import Adjustments, adjustments_of
-from engine.decoder import SequenceSlice
 from engine.model_runner import ModelRunner
 from engine.processors import target_logits
 from engine.target import Block, draw

@@ -1,8 +1,9 @@
 """What a request changes about the model's logits before the distribution is formed.
 
-In this order: repetition, frequency and presence penalty, logit bias, bad words, min_tokens. Then come
-temperature and truncation (engine/processors.py). A block of drafts is adjusted position by position:
-row j sees the committed tokens and the first j drafts, as if they had been generated one by one.
+In this order: repetition, frequency and presence penalty, logit bias, bad words, min_tokens. Then
+come temperature and truncation (engine/processors.py). A block of drafts is adjusted position by
+position: a row sees the committed tokens and the drafts before it, as if they had been generated one
+by one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model's vocabulary as grammars need it: which bytes an id stands for, and which ids there are."""
+"""A model's vocabulary as grammars need it: which ids there are, and the bytes they stand for."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ Bitmask = npt.NDArray[np.uint8]
 class GrammarVocabulary:
     """Immutable; shared by all grammars of a model."""
 
-    def __init__(
-        self, tokenizer_json: str, vocab_size: int, eos_token_ids: Iterable[int]
-    ) -> None:
+    def __init__(self, tokenizer_json: str, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         """Takes about a second and keeps the GIL for it.
 
         `vocab_size` is the model's: rows of logits may be longer than the vocabulary is, and then
@@ -30,9 +28,10 @@ class GrammarVocabulary:
         if not self.eos_ids:
             raise ValueError("a model without an end-of-sequence token cannot end a grammar's text")
         tokenizer = Tokenizer.from_str(tokenizer_json)
-        self.known = self.bits(tokenizer.get_vocab(with_added_tokens=True).values())
-        """The ids that stand for a token."""
         self.eos = self.bits(self.eos_ids)
+        known = self.bits(tokenizer.get_vocab(with_added_tokens=True).values())
+        self.tokens = known & ~self.eos
+        """The ids that stand for a token, those of the end of sequence excepted."""
         self.tokenizer = self._automaton_tokenizer(tokenizer_json, tokenizer)
 
     def bits(self, token_ids: Iterable[int]) -> Bitmask:

@@ -1,7 +1,7 @@
 """Linear layers whose rows do not depend on how many rows a step has.
 
-Rows are computed in tiles within which the kernel agrees (engine/tiling.py); of our own kernels that
-is any number of rows.
+Rows are computed in tiles within which the kernel agrees (engine/tiling.py); of our own kernels
+that is any number of rows.
 """
 
 from __future__ import annotations

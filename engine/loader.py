@@ -23,6 +23,7 @@ from cluster.fingerprint import vocabulary_fingerprint
 from cluster.types import ModelCard
 from engine.decoder import Decoder, UnsupportedModelError
 from engine.embedded import content_identity, converted_folder, embedded_model_folder
+from engine.memory import available_bytes, check_weights_fit, weight_bytes
 from engine.models.choice import make_decoder
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     device = _device(config.device)
     dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
     max_model_len = _max_model_len(config, model_config)
+    check_weights_fit(config.source, weight_bytes(weight_files, dtype), available_bytes(device))
     decoder = make_decoder(config, folder, model_config, max_model_len, dtype, device)
     identity = _identity(folder, weight_files, dtype, decoder)
     card = _card(folder, config, model_config, max_model_len, decoder, identity)
@@ -149,9 +151,7 @@ def _rope_types(config: Any) -> set[str]:
 # --- what peers must know ---------------------------------------------------------------------
 
 
-def _identity(
-    folder: Path, weight_files: list[Path], dtype: torch.dtype, decoder: Decoder
-) -> str:
+def _identity(folder: Path, weight_files: list[Path], dtype: torch.dtype, decoder: Decoder) -> str:
     """Hash of everything the output depends on, the vocabulary excepted."""
     digest = hashlib.sha256(b"paceline-model-v1")
     for file in (folder / "config.json", folder / "generation_config.json"):

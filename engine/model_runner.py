@@ -8,23 +8,25 @@ import torch
 
 from cluster.config import KVCacheConfig
 from cluster.types import ModelCard
-from engine.decoder import Decoder, SequenceSlice
+from engine.decoder import SequenceSlice
 from engine.kv_cache import KVCacheManager
 from engine.loader import LoadedModel
+from engine.memory import available_bytes, choose_num_blocks
 
 
 class ModelRunner:
     """A model with its KV pool. Not thread safe: one compute thread owns it."""
 
     def __init__(self, loaded: LoadedModel, kv_config: KVCacheConfig) -> None:
-        self._decoder = loaded.decoder
-        self.card: ModelCard = loaded.card
-        self.kv = KVCacheManager(
-            _num_blocks(loaded.decoder, kv_config),
-            kv_config.block_size,
-            prefix_cache=kv_config.prefix_cache,
+        """Makes the pool. Raises MemoryLimitError if it would not fit."""
+        decoder, block_size = loaded.decoder, kv_config.block_size
+        num_blocks = choose_num_blocks(
+            kv_config, decoder.block_bytes(block_size), available_bytes(decoder.device)
         )
-        self._decoder.allocate(self.kv.num_blocks, self.kv.block_size)
+        decoder.allocate(num_blocks, block_size)
+        self._decoder = decoder
+        self.card: ModelCard = loaded.card
+        self.kv = KVCacheManager(num_blocks, block_size, prefix_cache=kv_config.prefix_cache)
 
     @property
     def device(self) -> torch.device:
@@ -49,13 +51,3 @@ class ModelRunner:
         self.kv.reserve(cache, 1)
         self.forward([SequenceSlice(cache.block_table, 0, [0], 1)])
         self.kv.close(cache)
-
-
-def _num_blocks(decoder: Decoder, config: KVCacheConfig) -> int:
-    """As many blocks as were asked for, or as fit into the memory."""
-    if config.num_blocks is not None:
-        return config.num_blocks
-    num_blocks = config.memory_bytes // decoder.block_bytes(config.block_size)
-    if num_blocks == 0:
-        raise ValueError(f"{config.memory_bytes} bytes hold no block of the KV cache")
-    return num_blocks

@@ -86,8 +86,14 @@ class ChoiceText:
     """Turns token ids into the text that may be shown."""
 
     def __init__(
-        self, detokenizer: Detokenizer, stops: Sequence[str], silent_ids: frozenset[int]
+        self,
+        detokenizer: Detokenizer,
+        stops: Sequence[str],
+        silent_ids: frozenset[int],
+        min_tokens: int = 0,
     ) -> None:
+        """The text of the first `min_tokens` tokens is not searched for stop strings."""
+        self._num_unsearched = min_tokens if stops else 0
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops) if stops else None
         self._silent_ids = silent_ids
@@ -97,8 +103,10 @@ class ChoiceText:
         completed it are not used."""
         if self._stops is None:
             return self._detokenizer.push(self._audible(token_ids)), len(token_ids), False
-        text = ""
-        for num_used, token_id in enumerate(token_ids, start=1):
+        num_first = min(self._num_unsearched, len(token_ids))
+        self._num_unsearched -= num_first
+        text = self._detokenizer.push(self._audible(token_ids[:num_first]))
+        for num_used, token_id in enumerate(token_ids[num_first:], start=num_first + 1):
             piece = self._detokenizer.push(self._audible((token_id,)))
             shown, stopped = self._stops.push(piece)
             text += shown

@@ -3,7 +3,7 @@ is allocated for a generation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.config import LimitsConfig
@@ -167,21 +167,11 @@ def _check_fields(request: SamplingFields, limits: LimitsConfig) -> None:
             )
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options needs stream: true", param="stream_options")
-    if request.min_tokens and not _never_ends_early(request):
-        raise InvalidRequestError(
-            "min_tokens is not supported yet, except where nothing ends a generation early: with "
-            "ignore_eos, without stop and stop_token_ids",
-            param="min_tokens",
-        )
     if request.speculation and request.speculation.drafter in ("suffix", "prediction"):
         raise InvalidRequestError(
             f"the drafter {request.speculation.drafter} is not supported yet",
             param="speculation.drafter",
         )
-
-
-def _never_ends_early(request: SamplingFields) -> bool:
-    return bool(request.ignore_eos and not request.stops and not request.stop_token_ids)
 
 
 def _room(model: ServedModel, limits: LimitsConfig, token_ids: Sequence[int], param: str) -> int:
@@ -257,11 +247,7 @@ def _plan(
     return GenerationPlan(
         prompts=prompts,
         num_choices=request.n or 1,
-        sampling=SamplingParams(
-            temperature=1.0 if request.temperature is None else request.temperature,
-            top_k=max(request.top_k or 0, 0),
-            top_p=1.0 if request.top_p is None else request.top_p,
-        ),
+        sampling=_sampling(model, request),
         stops=request.stops,
         stop_token_ids=frozenset(stop_ids),
         ignore_eos=bool(request.ignore_eos),
@@ -271,3 +257,44 @@ def _plan(
         drafter=(speculation and speculation.drafter) or "auto",
         cache_salt=request.cache_salt or "",
     )
+
+
+def _sampling(model: ServedModel, request: SamplingFields) -> SamplingParams:
+    return SamplingParams(
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_k=max(request.top_k or 0, 0),
+        top_p=1.0 if request.top_p is None else request.top_p,
+        min_p=request.min_p or 0.0,
+        repetition_penalty=request.repetition_penalty or 1.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        logit_bias=_logit_bias(model, request.logit_bias or {}),
+        bad_words=_bad_words(model, request.bad_words or ()),
+        min_tokens=request.min_tokens or 0,
+    )
+
+
+def _logit_bias(model: ServedModel, bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    """Sorted by token, each once: "7" and "07" are one."""
+    by_id: dict[int, float] = {}
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10) or int(key) in by_id:
+            raise InvalidRequestError(
+                f"logit_bias: {key[:20]!r} is no token id, or one that is there twice",
+                param="logit_bias",
+            )
+        by_id[int(key)] = value
+    check_token_ids(tuple(by_id), model.card.vocab_size, "logit_bias")
+    return tuple(sorted(by_id.items()))
+
+
+def _bad_words(model: ServedModel, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Tokens of each word as it stands at the start of a text and after a space, as vLLM has it."""
+    sequences = {
+        model.tokenizer.encode(f"{space}{word.lstrip()}", add_special_tokens=False)
+        for word in words
+        for space in ("", " ")
+    }
+    if () in sequences:
+        raise InvalidRequestError("bad_words holds a word without tokens", param="bad_words")
+    return tuple(sorted(sequences))

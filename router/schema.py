@@ -108,6 +108,24 @@ class SamplingFields(Schema):
     top_p: Annotated[float, Field(gt=0, le=1, **Finite)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
     """0 and -1 are off."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2, **Finite)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2, **Finite)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10, **Finite)] | None = None
+    """Of prompt and completion; 1 is off."""
+    min_p: Annotated[float, Field(ge=0, le=1, **Finite)] | None = None
+    logit_bias: (
+        Annotated[
+            dict[str, Annotated[float, Field(ge=-100, le=100, **Finite)]], Field(max_length=1024)
+        ]
+        | None
+    ) = None
+    """By token id, written as a string."""
+    bad_words: (
+        Annotated[list[Annotated[str, Field(min_length=1)]], FAIL_FAST, Field(max_length=64)] | None
+    ) = None
+    """Texts that are never completed, at the start of a word or within one."""
+    min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    """Nothing ends the generation before: no end-of-sequence, no stop."""
     n: Annotated[int, Field(ge=1)] | None = None
     stop: (
         Annotated[str, Field(min_length=1)]
@@ -133,13 +151,6 @@ class SamplingFields(Schema):
     service_tier: Literal["auto", "default", "priority", "flex"] | None = None
 
     # See NOT_YET.
-    presence_penalty: Annotated[float, Field(ge=-2, le=2, **Finite)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2, **Finite)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10, **Finite)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1, **Finite)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100, **Finite)]] | None = None
-    bad_words: list[str] | None = None
     priority: int | None = None
     structured_outputs: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
@@ -229,14 +240,8 @@ def _never(value: Any) -> bool:
 
 
 NOT_YET: Mapping[str, Callable[[Any], bool]] = {
-    "presence_penalty": _equals(0),
-    "frequency_penalty": _equals(0),
-    "repetition_penalty": _equals(1),
-    "min_p": _equals(0),
-    "logit_bias": _empty,
     "logprobs": lambda value: value is False,
     "top_logprobs": _equals(0),
-    "bad_words": _empty,
     "priority": _equals(0),
     "structured_outputs": _never,
     "response_format": _equals({"type": "text"}),

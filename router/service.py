@@ -194,7 +194,10 @@ class RouterService:
                 affinity = session.encode() if session else prompt_affinity(prompt.token_ids)
                 generation = Generation(self.pool, request, affinity)
                 text = ChoiceText(
-                    model.tokenizer.detokenizer(), plan.stops, _silent_ids(model.card, plan)
+                    model.tokenizer.detokenizer(),
+                    plan.stops,
+                    _silent_ids(model.card, plan),
+                    plan.sampling.min_tokens,
                 )
                 reply.choices.append(Choice(index, generation, text))
         except BaseException:

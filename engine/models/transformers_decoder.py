@@ -23,6 +23,7 @@ from engine.decoder import SequenceSlice, UnsupportedModelError
 from engine.linear import kernel_class, replace_linears
 from engine.models.rows import pack_rows
 
+
 class TransformersDecoder:
     """A Decoder; see engine/decoder.py."""
 

@@ -46,7 +46,9 @@ def read_weights(
         embedding = reader.matrix((_EMBEDDING,), (spec.vocab_size,), spec.hidden_size)
         final_norm = reader.norm(_FINAL_NORM, spec.hidden_size)
         head = reader.head(embedding, tied=bool(config.tie_word_embeddings))
-    return DecoderWeights(embedding, _Layers(checkpoint, reader, len(spec.layers)), final_norm, head)
+    return DecoderWeights(
+        embedding, _Layers(checkpoint, reader, len(spec.layers)), final_norm, head
+    )
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -21,10 +21,18 @@ from engine.cache_folder import cache_folder
 
 _SOURCES = Path(__file__).with_name("kernels")
 _SOURCE = _SOURCES / "decoder.cpp"
-_FLAGS = (
-    "-std=c++17 -O3 -march=native -fopenmp -fPIC -shared"
-    " -fno-exceptions -fno-rtti -fno-math-errno -ffp-contract=fast"
-).split()
+_FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-fPIC",
+    "-shared",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-math-errno",
+    "-ffp-contract=fast",
+]
 _COMPILE_TIMEOUT_S = 300
 
 

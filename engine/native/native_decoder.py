@@ -19,6 +19,7 @@ from engine.native.native_linear import DTYPES
 from engine.native.packing import filled_up, pack, padded
 from engine.native.structures import Layer, Matrix, Model, Span, Step
 
+
 class NativeDecoder:
     """A Decoder; see engine/decoder.py."""
 

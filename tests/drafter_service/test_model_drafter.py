@@ -20,9 +20,9 @@ from cluster.types import SamplingParams
 from drafter_service.__main__ import _config
 from drafter_service.model_drafter import ModelDrafter
 from drafter_service.service import DrafterService
+from engine.decoder import SequenceSlice
 from engine.drafting.interface import DraftRequest, DraftSession
 from engine.loader import load_model
-from engine.decoder import SequenceSlice
 from engine.model_runner import ModelRunner
 from tests.support.raw_verifier import RawVerifier, opening
 from tests.support.reference import decode

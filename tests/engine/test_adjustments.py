@@ -40,7 +40,9 @@ def textbook(
     for token_id in range(VOCAB):
         if token_id in prompt or token_id in generated:
             penalty = params.repetition_penalty
-            row[token_id] = row[token_id] / penalty if row[token_id] > 0 else row[token_id] * penalty
+            row[token_id] = (
+                row[token_id] / penalty if row[token_id] > 0 else row[token_id] * penalty
+            )
         row[token_id] -= params.frequency_penalty * generated.count(token_id)
         row[token_id] -= params.presence_penalty * (token_id in generated)
     for token_id, bias in params.logit_bias:

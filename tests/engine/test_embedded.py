@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from engine import embedded
 from engine.cache_folder import cache_folder
+from engine.decoder import SequenceSlice
 from engine.embedded import (
     EmbeddedModelMissingError,
     content_identity,
@@ -18,7 +19,6 @@ from engine.embedded import (
     embedded_model_folder,
 )
 from engine.loader import LoadedModel
-from engine.decoder import SequenceSlice
 from engine.model_runner import ModelRunner
 
 

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from cluster.config import KVCacheConfig, ModelConfig
 from cluster.types import SamplingParams
+from engine.decoder import SequenceSlice
 from engine.embedded import embedded_model_folder
 from engine.loader import LoadedModel, load_model
-from engine.decoder import SequenceSlice
 from engine.model_runner import ModelRunner
 from engine.sampling import SampleRow, sample
 
@@ -195,9 +195,7 @@ def prompts(embedded: LoadedModel) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected_logits(
-    embedded_runner: ModelRunner, prompts: list[list[int]]
-) -> list[torch.Tensor]:
+def expected_logits(embedded_runner: ModelRunner, prompts: list[list[int]]) -> list[torch.Tensor]:
     """The first prompt fed one token a step, the others whole, each alone."""
     return [alone(embedded_runner, ids, 112 if index else 1) for index, ids in enumerate(prompts)]
 

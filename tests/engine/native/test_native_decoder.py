@@ -88,9 +88,7 @@ def decoder(
     return made
 
 
-def textbook(
-    spec: DecoderSpec, weights: DecoderWeights, token_ids: Sequence[int]
-) -> torch.Tensor:
+def textbook(spec: DecoderSpec, weights: DecoderWeights, token_ids: Sequence[int]) -> torch.Tensor:
     """Logits after every token, in float64 without any cache."""
     n, eps = len(token_ids), spec.rms_norm_eps
     positions = torch.arange(n, dtype=torch.float64)
