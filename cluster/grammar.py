@@ -42,5 +42,9 @@ class GrammarError(ValueError):
 
 def check_size(spec: GrammarSpec) -> None:
     """Raise GrammarError if the text is too long to be looked at."""
-    if len(spec.text) > MAX_GRAMMAR_BYTES or len(spec.text.encode()) > MAX_GRAMMAR_BYTES:
+    try:
+        size = len(spec.text.encode())
+    except UnicodeEncodeError:
+        raise GrammarError("the grammar holds half a surrogate pair") from None
+    if size > MAX_GRAMMAR_BYTES:
         raise GrammarError(f"the grammar is over the limit of {MAX_GRAMMAR_BYTES} bytes")

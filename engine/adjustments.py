@@ -2,8 +2,8 @@
 
 In this order: repetition, frequency and presence penalty, logit bias, bad words, min_tokens. Then
 come temperature and truncation (engine/processors.py). A block of drafts is adjusted position by
-position: a row sees the committed tokens and the drafts before it, as if they had been generated one
-by one.
+position: a row sees the committed tokens and the drafts before it, as if they had been generated
+one by one.
 """
 
 from __future__ import annotations

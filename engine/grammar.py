@@ -40,8 +40,8 @@ def apply_mask(logits: torch.Tensor, bitmask: torch.Tensor) -> None:
 
 @functools.cache
 def _biases(device: torch.device) -> torch.Tensor:
-    """[256, 8]: 0 where a byte's bit is set, else -inf. Adding what is looked up is several times as
-    fast on a CPU as unpacking bits."""
+    """[256, 8]: 0 where a byte's bit is set, else -inf. Adding what is looked up is several times
+    as fast on a CPU as unpacking bits."""
     is_set = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return torch.from_numpy(np.where(is_set, np.float32(0), np.float32(-np.inf))).to(device)
 

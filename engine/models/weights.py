@@ -33,8 +33,8 @@ class UnsupportedWeightsError(ValueError):
 def read_weights(
     folder: Path, spec: DecoderSpec, config: Any, dtype: torch.dtype, device: torch.device
 ) -> DecoderWeights:
-    """All weights of the checkpoint in `folder`, matrices and biases in `dtype`; the layers are read
-    when they are asked for.
+    """All weights of the checkpoint in `folder`, matrices and biases in `dtype`; the layers are
+    read when they are asked for.
 
     The head is the embedding where the checkpoint has no other, and where `config` ties the two and
     they are equal; transformers does the same. Raises UnsupportedWeightsError for a tensor that is
@@ -46,9 +46,8 @@ def read_weights(
         embedding = reader.matrix((_EMBEDDING,), (spec.vocab_size,), spec.hidden_size)
         final_norm = reader.norm(_FINAL_NORM, spec.hidden_size)
         head = reader.head(embedding, tied=bool(config.tie_word_embeddings))
-    return DecoderWeights(
-        embedding, _Layers(checkpoint, reader, len(spec.layers)), final_norm, head
-    )
+    layers = _Layers(checkpoint, reader, len(spec.layers))
+    return DecoderWeights(embedding, layers, final_norm, head)
 
 
 def weight_files(folder: Path) -> list[Path]:

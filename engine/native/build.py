@@ -1,4 +1,4 @@
-"""Compiles kernels/decoder.cpp once per machine, and keeps the library under $PACELINE_CACHE/native.
+"""Compiles the kernels once per machine, and keeps the library under $PACELINE_CACHE/native.
 
 Compiled where it runs, so that it uses all that this CPU has. Needs a C++ compiler ($CXX, c++, g++
 or clang++), and nothing else.
@@ -21,18 +21,10 @@ from engine.cache_folder import cache_folder
 
 _SOURCES = Path(__file__).with_name("kernels")
 _SOURCE = _SOURCES / "decoder.cpp"
-_FLAGS = [
-    "-std=c++17",
-    "-O3",
-    "-march=native",
-    "-fopenmp",
-    "-fPIC",
-    "-shared",
-    "-fno-exceptions",
-    "-fno-rtti",
-    "-fno-math-errno",
-    "-ffp-contract=fast",
-]
+_FLAGS = (
+    "-std=c++17 -O3 -march=native -fopenmp -fPIC -shared "
+    "-fno-exceptions -fno-rtti -fno-math-errno -ffp-contract=fast"
+)
 _COMPILE_TIMEOUT_S = 300
 
 
@@ -76,7 +68,7 @@ def _compile(compiler: str, file: Path) -> None:
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         unfinished = Path(folder) / file.name
         subprocess.run(
-            [compiler, *_FLAGS, "-o", str(unfinished), str(_SOURCE)],
+            [compiler, *_FLAGS.split(), "-o", str(unfinished), str(_SOURCE)],
             check=True,
             capture_output=True,
             text=True,
@@ -90,7 +82,7 @@ def _identity(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=60)
     sources = [file.read_bytes() for file in sorted(_SOURCES.iterdir())]
     digest = hashlib.sha256()
-    for part in (*sources, version.stdout, " ".join(_FLAGS).encode(), _cpu()):
+    for part in (*sources, version.stdout, _FLAGS.encode(), _cpu()):
         digest.update(b"\0" + part)
     return digest.hexdigest()[:16]
 

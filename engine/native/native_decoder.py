@@ -1,7 +1,7 @@
 """The decoder of a CPU: the whole step is one call into kernels of ours (kernels/).
 
-A row's bits do not depend on what else is in the step, by construction: see kernels/decoder.cpp. The GIL
-is free while a step runs.
+A row's bits do not depend on what else is in the step, by construction: see kernels/decoder.cpp.
+The GIL is free while a step runs.
 """
 
 from __future__ import annotations

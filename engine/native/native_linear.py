@@ -1,4 +1,4 @@
-"""A linear layer in the kernels of the native decoder, for models that it does not run as a whole."""
+"""A linear layer in the native kernels, for models that they do not run as a whole."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class NativeLinear:
 
 @lru_cache
 def check_kernels() -> None:
-    """Raise NativeUnavailableError unless the kernels can be had and multiply rightly on this CPU."""
+    """Raise NativeUnavailableError unless the kernels can be had and multiply rightly here."""
     generator = torch.Generator().manual_seed(0)
     for dtype in (torch.bfloat16, torch.float32):
         weight = torch.randn(70, 50, generator=generator).to(dtype)

@@ -39,10 +39,8 @@ def textbook(
     row = logits.tolist()
     for token_id in range(VOCAB):
         if token_id in prompt or token_id in generated:
-            penalty = params.repetition_penalty
-            row[token_id] = (
-                row[token_id] / penalty if row[token_id] > 0 else row[token_id] * penalty
-            )
+            factor = params.repetition_penalty
+            row[token_id] *= 1 / factor if row[token_id] > 0 else factor
         row[token_id] -= params.frequency_penalty * generated.count(token_id)
         row[token_id] -= params.presence_penalty * (token_id in generated)
     for token_id, bias in params.logit_bias:

@@ -47,7 +47,9 @@ async def submitted(**fields: Any) -> SamplingParams:
 async def test_fields_are_passed_on(
     fields: dict[str, Any], expected: dict[str, Any] | None
 ) -> None:
-    assert await submitted(**fields) == SamplingParams(**(fields if expected is None else expected))
+    """Where nothing else is expected, they keep their names and values."""
+    expected = fields if expected is None else expected
+    assert await submitted(**fields) == SamplingParams(**expected)
 
 
 async def test_bad_words_are_banned_at_the_start_and_within_a_text() -> None:

@@ -69,7 +69,7 @@ def test_without_a_compiler_torch_runs_the_model(
     loaded = load_model(ModelConfig(source=folder, dtype="float32"))
     assert loaded.card.decoder == "torch"
     assert "no C++ compiler" in caplog.text
-    with pytest.raises(UnsupportedModelError, match="implementation native: .*install g"):
+    with pytest.raises(UnsupportedModelError, match=r"implementation native: .*install g"):
         load_model(ModelConfig(source=folder, dtype="float32", implementation="native"))
 
 
@@ -106,5 +106,5 @@ def test_another_compiler_makes_another_library(
 def test_a_dtype_without_kernels_runs_on_torch(fresh: Path) -> None:
     folder = str(make_tiny_model(fresh / "tiny"))
     assert load_model(ModelConfig(source=folder, dtype="float16")).card.decoder == "torch"
-    with pytest.raises(UnsupportedModelError, match="no kernels for torch.float16"):
+    with pytest.raises(UnsupportedModelError, match=r"no kernels for torch\.float16"):
         load_model(ModelConfig(source=folder, dtype="float16", implementation="native"))

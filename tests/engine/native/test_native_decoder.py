@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 import torch
@@ -143,7 +144,7 @@ def feed(
     bounds = [0, *cuts, len(token_ids)]
     parts = [
         runner.forward([SequenceSlice(table, start, token_ids[start:end], end - start)])
-        for start, end in zip(bounds, bounds[1:], strict=False)
+        for start, end in pairwise(bounds)
     ]
     return torch.cat(parts)
 
