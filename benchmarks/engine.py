@@ -40,7 +40,7 @@ NUM_PEER_TOKENS = 32
 NUM_ROUNDS = 2
 PHASES = {
     "forward": (ModelRunner, "forward"),
-    "sample": (verifier_service.engine, "sample"),
+    "draw": (verifier_service.engine, "draw"),
     "choose drafts": (DraftPlanner, "choose"),
     "schedule": (Scheduler, "schedule"),
     "commit KV": (Scheduler, "commit"),

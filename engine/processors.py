@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from cluster.types import SamplingParams
-from engine.scaled_logits import ScaledLogits
+from engine.scaled_logits import ScaledLogits, in_range
 
 Array = Any
 """A tensor, or an array of numpy."""
@@ -63,15 +63,22 @@ def target_logits(logits: torch.Tensor, params: SamplingParams) -> TargetLogits:
 
     logits  # [vocab] float32; -inf is probability 0, the largest is finite
     """
-    scaled = ScaledLogits(logits[None], [1.0 if params.greedy else params.temperature])
-    row, token_ids = scaled.row(0), torch.arange(len(logits), device=logits.device)
+    temperature = 1.0 if params.greedy else in_range(params.temperature)
     if not _truncates(params, len(logits)):
-        return TargetLogits(token_ids, row)
+        token_ids = torch.arange(len(logits), device=logits.device)
+        return TargetLogits(token_ids, (logits - logits.max()).div_(temperature))
+    scaled = ScaledLogits(logits[None], [temperature])
     only = torch.zeros(1, dtype=torch.int64, device=logits.device)
-    ranked, _ = scaled.top(only, num_ranked([params]))
+    ranked, token_ids = scaled.top(only, num_ranked([params]))
     cuts = cut(scaled, only, ranked, [params])
-    kept = is_kept(token_ids, row, cuts.lowest, cuts.last_ids)
-    return TargetLogits(token_ids[kept], row[kept])
+    if ranked[0, -1] < cuts.lowest[0]:
+        token_ids, order = token_ids[0].sort()
+        values = ranked[0, order]
+    else:
+        token_ids = torch.nonzero(scaled.row(0) >= cuts.lowest).flatten()
+        values = scaled.tokens(only, token_ids)
+    kept = is_kept(token_ids, values, cuts.lowest, cuts.last_ids)
+    return TargetLogits(token_ids[kept], values[kept])
 
 
 def num_ranked(params: Sequence[SamplingParams]) -> int:
@@ -98,12 +105,10 @@ def cut(
             alike[min(p.top_k or vocab_size, vocab_size), p.top_p].append(index)
     cuts = Cuts(torch.full_like(ranked[:, 0], -torch.inf), torch.full_like(rows, vocab_size - 1))
     for (top_k, top_p), members in alike.items():
+        if len(members) == len(params):
+            return _cut_alike(scaled, rows, ranked, top_k, top_p)
         group = torch.tensor(members, device=rows.device)
-        if top_k < vocab_size:
-            ends = _cut_by_rank(scaled, rows[group], ranked[group], top_k, top_p)
-        else:
-            ends = _cut_by_mass(scaled, rows[group], ranked[group], top_p)
-        cuts.put(group, ends)
+        cuts.put(group, _cut_alike(scaled, rows[group], ranked[group], top_k, top_p))
     return cuts
 
 
@@ -111,10 +116,15 @@ def _truncates(params: SamplingParams, vocab_size: int) -> bool:
     return 0 < params.top_k < vocab_size or params.top_p < 1.0
 
 
-def _cut_by_rank(
+def _cut_alike(
     scaled: ScaledLogits, rows: torch.Tensor, ranked: torch.Tensor, top_k: int, top_p: float
 ) -> Cuts:
     """Keep the first top_k tokens in rank order, of those the first whose mass reaches top_p."""
+    if top_k == scaled.vocab_size:
+        # Row by row: threads share the sum of one row in another way than the sums of many, and
+        # the order of adding decides bits.
+        totals = torch.stack([scaled.row(row).exp_().sum() for row in rows.tolist()])
+        return _cut_at_weight(scaled, rows, ranked, top_p * totals.double())
     if ranked.shape[1] <= top_k:
         ranked = scaled.descending(rows, top_k + 1)
     num_kept = torch.full_like(rows, top_k)
@@ -122,16 +132,6 @@ def _cut_by_rank(
         weights = _running_weights(ranked[:, :top_k])
         num_kept = _num_until(weights, top_p * weights[:, -1]).clamp_(max=top_k)
     return _cuts_after(scaled, rows, ranked, num_kept)
-
-
-def _cut_by_mass(
-    scaled: ScaledLogits, rows: torch.Tensor, ranked: torch.Tensor, top_p: float
-) -> Cuts:
-    """Keep the first tokens in rank order whose mass reaches top_p."""
-    # Row by row: threads share the sum of one row in another way than the sums of many, and the
-    # order of adding decides bits.
-    totals = torch.stack([scaled.row(row).exp_().sum() for row in rows.tolist()])
-    return _cut_at_weight(scaled, rows, ranked, top_p * totals.double())
 
 
 def _cut_at_weight(

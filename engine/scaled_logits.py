@@ -14,6 +14,11 @@ _CHUNK_LEN = 64
 _FLOAT32 = torch.finfo(torch.float32)
 
 
+def in_range(temperature: float) -> float:
+    """The nearest temperature that float32 can divide by."""
+    return min(max(temperature, _FLOAT32.tiny), _FLOAT32.max)
+
+
 class ScaledLogits:
     """Of each row (logits - largest) / temperature, float32: 0 and below.
 
@@ -23,7 +28,7 @@ class ScaledLogits:
     def __init__(self, logits: torch.Tensor, temperatures: Sequence[float]) -> None:
         """
         logits        # [n, vocab] float32; -inf is probability 0
-        temperatures  # n, not negative; taken for the next that float32 has, above 0
+        temperatures  # n, not negative; see in_range
         """
         self.vocab_size = logits.shape[-1]
         self._logits = logits
@@ -32,8 +37,8 @@ class ScaledLogits:
         self.largest = self._maxima.amax(-1)
         """[n], not scaled; NaN where any logit of the row is."""
         self._temperatures = torch.tensor(
-            temperatures, dtype=torch.float32, device=logits.device
-        ).clamp_(_FLOAT32.tiny, _FLOAT32.max)
+            [in_range(t) for t in temperatures], dtype=torch.float32, device=logits.device
+        )
 
     def argmax(self) -> torch.Tensor:
         """The most likely token of every row; of a tie the lowest id, since torch's argmax takes

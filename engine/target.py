@@ -34,6 +34,7 @@ class Block:
         return [SampleRow(self.sampling, self.request_key, position) for position in positions]
 
 
+@torch.inference_mode()
 def draw(logits: torch.Tensor, blocks: Sequence[Block]) -> list[list[int | None]]:
     """One token per row, by block; None where there is no distribution to draw from, because the
     logits are not finite or every token is banned. A block's tokens do not depend on the others.

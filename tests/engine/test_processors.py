@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cluster.types import SamplingParams
 from engine.processors import target_logits
+from engine.scaled_logits import ScaledLogits
 
 
 def reference_ids(logits: list[float], params: SamplingParams) -> list[int]:
@@ -63,6 +64,15 @@ def test_top_p_reaches_beyond_the_first_guess(num_flat: int) -> None:
     logits[1_000 : 1_000 + num_flat] = 0.0
     target = target_logits(logits, SamplingParams(top_p=0.49999))
     assert target.token_ids.tolist() == list(range(1_000, 1_000 + num_flat // 2))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7, 1e-30])
+def test_every_kept_token_has_its_scaled_logit(temperature: float) -> None:
+    logits = torch.randn(1_000, generator=torch.Generator().manual_seed(0)) * 5
+    scaled = ScaledLogits(logits[None], [temperature or 1.0]).row(0)
+    for top_k, top_p in ((0, 1.0), (20, 1.0), (500, 1.0), (0, 0.9), (50, 0.9)):
+        target = target_logits(logits, SamplingParams(temperature, top_k, top_p))
+        assert target.logits.equal(scaled[target.token_ids])
 
 
 @pytest.mark.parametrize("num_equal", [2, 4, 12, 96, 8_192])
