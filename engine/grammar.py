@@ -166,7 +166,8 @@ class GrammarState:
         if self._ended:
             return self._vocabulary.eos
         raise_if_broken(self._matcher)
-        mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        num_bytes = len(self._vocabulary.tokens)  # The automaton gives up to four more.
+        mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8, count=num_bytes)
         raise_if_broken(self._matcher)
         if len(self._matcher.compute_ff_bytes()) > _MAX_FORCED_BYTES:
             raise GrammarError(f"the grammar forces over {_MAX_FORCED_BYTES} bytes in a row")

@@ -11,7 +11,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from tokenizers import Tokenizer
 
 Bitmask = npt.NDArray[np.uint8]
-"""[4 * ceil(vocab / 32)]; id i is bit i % 8 of byte i // 8."""
+"""[ceil(vocab / 8)]; id i is bit i % 8 of byte i // 8."""
 
 
 class GrammarVocabulary:
@@ -36,7 +36,7 @@ class GrammarVocabulary:
 
     def bits(self, token_ids: Iterable[int]) -> Bitmask:
         """Just these ids, as far as the model has them."""
-        members = np.zeros(-(-self.vocab_size // 32) * 32, dtype=bool)
+        members = np.zeros(self.vocab_size, dtype=bool)
         members[[token_id for token_id in token_ids if token_id < self.vocab_size]] = True
         return np.packbits(members, bitorder="little")
 

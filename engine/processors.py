@@ -1,4 +1,4 @@
-"""From a model's logits to the target distribution: temperature, then top-k, then top-p.
+"""From a model's logits to the target distribution: temperature, then top-k, top-p and min-p.
 
 Tokens rank by (logit descending, id ascending), so what is kept never depends on how a sort treats
 ties. What is kept of a row does not depend on the other rows.
@@ -6,6 +6,7 @@ ties. What is kept of a row does not depend on the other rows.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,16 +93,33 @@ def cut(
     ranked: torch.Tensor,
     params: Sequence[SamplingParams],
 ) -> Cuts:
-    """Apply top-k and top-p.
+    """Apply top-k, top-p and min-p.
 
     rows    # [m] int64
     ranked  # [m, num_ranked] float32, their highest logits, descending
     params  # m
     """
+    cuts = _cut_by_rank_and_mass(scaled, rows, ranked, params)
+    # The most likely token's scaled logit is 0, so this is its share.
+    shares = [math.log(p.min_p) if p.min_p else -math.inf for p in params]
+    if max(shares) > -math.inf:
+        lowest = torch.tensor(shares, dtype=torch.float32, device=cuts.lowest.device)
+        higher = lowest > cuts.lowest
+        cuts.lowest[higher], cuts.last_ids[higher] = lowest[higher], scaled.vocab_size - 1
+    return cuts
+
+
+def _cut_by_rank_and_mass(
+    scaled: ScaledLogits,
+    rows: torch.Tensor,
+    ranked: torch.Tensor,
+    params: Sequence[SamplingParams],
+) -> Cuts:
+    """Apply top-k and top-p; rows with the same parameters together."""
     vocab_size = scaled.vocab_size
     alike: defaultdict[tuple[int, float], list[int]] = defaultdict(list)
     for index, p in enumerate(params):
-        if _truncates(p, vocab_size):
+        if 0 < p.top_k < vocab_size or p.top_p < 1.0:
             alike[min(p.top_k or vocab_size, vocab_size), p.top_p].append(index)
     cuts = Cuts(torch.full_like(ranked[:, 0], -torch.inf), torch.full_like(rows, vocab_size - 1))
     for (top_k, top_p), members in alike.items():
@@ -113,7 +131,7 @@ def cut(
 
 
 def _truncates(params: SamplingParams, vocab_size: int) -> bool:
-    return 0 < params.top_k < vocab_size or params.top_p < 1.0
+    return 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
 
 
 def _cut_alike(

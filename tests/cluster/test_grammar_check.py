@@ -85,14 +85,17 @@ def test_a_grammar_that_was_checked_is_remembered(checker: GrammarChecker) -> No
     assert worker_pid(checker) == survivor
 
 
-def test_what_is_remembered_is_bounded(
-    checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_check, "_MAX_REMEMBERED", 10)
-    for index in range(300):
+    checker = GrammarChecker(TOKENIZER_JSON, vocab_size=1000)
+    for index in range(30):
         checker.check(GrammarSpec(GrammarKind.REGEX, f"{index}[a-z]+"))
-    assert len(checker._complaints) <= grammar_check._MAX_REMEMBERED + 256
-    checker.check(EASY)
+        checker.check(EASY)
+    assert len(checker._complaints) == 10
+    worker_before = worker_pid(checker)
+    checker.check(GrammarSpec(GrammarKind.REGEX, "0[a-z]+"))
+    assert worker_pid(checker) == worker_before
+    checker.close()
 
 
 def test_it_goes_on_after_the_process_was_killed(checker: GrammarChecker) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cluster.types import SamplingParams
 from engine.processors import target_logits
+from engine.sampling import SampleRow, sample
 from engine.scaled_logits import ScaledLogits
 
 
@@ -96,3 +97,31 @@ def test_extreme_temperatures_and_impossible_tokens_stay_finite() -> None:
         target = target_logits(logits, SamplingParams(temperature))
         assert not target.logits.isnan().any()
         assert torch.softmax(target.logits, -1)[2] == 0
+
+
+@pytest.mark.parametrize("min_p", [0.01, 0.3, 1.0])
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.6)])
+def test_min_p_keeps_what_is_likely_beside_the_most_likely(
+    min_p: float, top_k: int, top_p: float
+) -> None:
+    """After the other two, whose renormalising does not change shares."""
+    torch.manual_seed(0)
+    for _ in range(20):
+        logits = 3 * torch.randn(100)
+        without = target_logits(logits, SamplingParams(0.8, top_k, top_p))
+        target = target_logits(logits, SamplingParams(0.8, top_k, top_p, min_p))
+        probs = torch.softmax(without.logits, -1)
+        kept = probs >= min_p * probs.max() * (1 - 1e-6)
+        assert target.token_ids.tolist() == without.token_ids[kept].tolist()
+        assert torch.equal(target.logits, without.logits[kept])
+
+
+def test_min_p_of_one_row_is_not_that_of_another() -> None:
+    logits = torch.tensor([[0.0, -1.0, -2.0]] * 3)
+    params = [SamplingParams(min_p=0.5), SamplingParams(), SamplingParams(min_p=0.2)]
+    draws = {row: set() for row in range(3)}
+    for position in range(400):
+        rows = [SampleRow(p, 1, position) for p in params]
+        for row, token_id in enumerate(sample(logits, rows)):
+            draws[row].add(token_id)
+    assert draws == {0: {0}, 1: {0, 1, 2}, 2: {0, 1}}
