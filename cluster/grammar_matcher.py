@@ -42,9 +42,10 @@ def raise_if_broken(matcher: LLMatcher) -> None:
     """Raise GrammarError if the automaton has failed. Then it is of no more use."""
     if not matcher.is_error():
         return
-    if matcher.stop_reason() == "NoExtensionBias":
+    message = matcher.get_error()
+    if message.startswith("NoExtensionBias"):
         raise GrammarError("the grammar allows nothing here")
-    raise GrammarError(_shortened(matcher.get_error()))
+    raise GrammarError(_shortened(message))
 
 
 def _source(spec: GrammarSpec) -> str:

@@ -84,6 +84,9 @@ class GenerationRequest:
     num_speculative_tokens: int = 0
     """Most drafts verified in a step; 0 takes the verifier's own setting."""
     drafter: str = "auto"
+    num_top_logprobs: int | None = None
+    """How many of the likeliest tokens to tell beside each token's own log probability; None tells
+    neither."""
     deadline_ms: int = 0
     """Time left to finish; 0 is none."""
     cache_salt: str = ""
@@ -112,6 +115,18 @@ class SpeculationStats:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities at one position, of the model's own distribution: before penalties,
+    temperature and truncation."""
+
+    logprob: float
+    """Of the token that was drawn."""
+    top_ids: tuple[int, ...] = ()
+    """The likeliest tokens, descending."""
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TokensEvent:
     """Tokens of one request that one step made final."""
 
@@ -127,6 +142,8 @@ class TokensEvent:
     """Those of them that the target did not draw."""
     num_cached_prompt_tokens: int = 0
     """Prompt tokens whose KV was there already; told at position 0 only."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Per id, where the request asked for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,7 +310,8 @@ class ModelDrafter:
         draws = draw(logits, [chain.session.block() for chain in drawing])
         return {
             chain: self._proposal(token_id, logits[index], chain.session.sampling)
-            for index, (chain, [token_id]) in enumerate(zip(drawing, draws, strict=True))
+            for index, (chain, drawn) in enumerate(zip(drawing, draws, strict=True))
+            for token_id in drawn.token_ids
         }
 
     def _proposal(

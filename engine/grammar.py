@@ -8,21 +8,16 @@ llguidance does the parsing; computing a mask leaves the GIL to others.
 from __future__ import annotations
 
 import functools
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from llguidance import LLMatcher
 
 from cluster.grammar import GrammarError, GrammarSpec
 from cluster.grammar_check import GrammarChecker
 from cluster.grammar_matcher import compile_matcher, raise_if_broken
 from engine.grammar_vocabulary import Bitmask, GrammarVocabulary
 
-_MAX_KEPT = 16
-"""Compiled grammars; choices of one request and a sequence that resumes share one."""
 _MAX_FORCED_BYTES = 8192
 """Each mask reads all that the grammar forces from there on, about 1 ms for 1000 bytes."""
 
@@ -55,21 +50,12 @@ class GrammarCompiler:
     def __init__(self, tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._vocabulary = GrammarVocabulary(tokenizer_json, vocab_size, eos_token_ids)
         self._checker = GrammarChecker(tokenizer_json, vocab_size)
-        self._compiled: OrderedDict[GrammarSpec, LLMatcher] = OrderedDict()
-        """At their start. Least recently used first."""
-        self._lock = threading.Lock()
 
     def compile(self, spec: GrammarSpec) -> GrammarState:
         """The state before the first token. Takes milliseconds mostly and at worst a second or two,
         so not in the engine's thread. Raises GrammarError, or OverloadedError."""
         self._checker.check(spec)
-        with self._lock:
-            if spec not in self._compiled:
-                self._compiled[spec] = compile_matcher(self._vocabulary.tokenizer, spec)
-            self._compiled.move_to_end(spec)
-            if len(self._compiled) > _MAX_KEPT:
-                self._compiled.popitem(last=False)
-            return GrammarState(self._vocabulary, self._compiled[spec])
+        return GrammarState(self._vocabulary, spec)
 
     def close(self) -> None:
         """End the process that checks grammars."""
@@ -77,12 +63,16 @@ class GrammarCompiler:
 
 
 class GrammarState:
-    """Where one generation stands in its grammar. For one thread."""
+    """Where one generation stands in its grammar. For one thread.
 
-    def __init__(self, vocabulary: GrammarVocabulary, start: LLMatcher) -> None:
+    Each has an automaton of its own. Copies of one would share what it learns and fail together, so
+    that one request could end another.
+    """
+
+    def __init__(self, vocabulary: GrammarVocabulary, spec: GrammarSpec) -> None:
         self._vocabulary = vocabulary
-        self._start = start
-        self._matcher = start.deep_copy()
+        self._spec = spec
+        self._matcher = compile_matcher(vocabulary.tokenizer, spec)
         """Stands behind `_committed`. It is never fed an end-of-sequence token, since it would not
         take one back exactly."""
         self._committed: list[int] = []
@@ -205,6 +195,6 @@ class GrammarState:
 
     def _rebuild(self) -> None:
         """A new automaton in place of one that has failed, for that is final."""
-        self._matcher = self._start.deep_copy()
+        self._matcher = compile_matcher(self._vocabulary.tokenizer, self._spec)
         self._matcher.consume_tokens(self._committed)
         raise_if_broken(self._matcher)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cluster.types import SamplingParams
+from cluster.types import SamplingParams, TokenLogprobs
 from engine.adjustments import Adjustments
 from engine.sampling import NonFiniteLogitsError, SampleRow, sample
 
@@ -27,6 +27,8 @@ class Block:
     draft_ids: Sequence[int]
     num_rows: int
     adjustments: Adjustments | None
+    keeps_logits: bool = False
+    """Whether the model's own logits are wanted beside the tokens."""
 
     def rows(self) -> list[SampleRow]:
         end = self.num_committed + len(self.draft_ids) + 1
@@ -34,22 +36,57 @@ class Block:
         return [SampleRow(self.sampling, self.request_key, position) for position in positions]
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a block's rows gave."""
+
+    token_ids: list[int | None]
+    """One per row; None where there is no distribution to draw from, because the logits are not
+    finite or every token is banned."""
+    logits: torch.Tensor | None
+    """[num_rows, vocab], the model's own, where they were wanted."""
+
+
 @torch.inference_mode()
-def draw(logits: torch.Tensor, blocks: Sequence[Block]) -> list[list[int | None]]:
-    """One token per row, by block; None where there is no distribution to draw from, because the
-    logits are not finite or every token is banned. A block's tokens do not depend on the others.
+def draw(logits: torch.Tensor, blocks: Sequence[Block]) -> list[Drawn]:
+    """What each block draws. It does not depend on the other blocks.
 
     logits  # [sum of num_rows, vocab] float32; is changed
     """
     first = 0
+    kept: list[torch.Tensor | None] = []
     for block in blocks:
-        if block.adjustments is not None:
-            rows = logits[first : first + block.num_rows]
-            block.adjustments.apply(rows, block.draft_ids)
+        rows = logits[first : first + block.num_rows]
         first += block.num_rows
+        adjusts = block.adjustments is not None
+        kept.append((rows.clone() if adjusts else rows) if block.keeps_logits else None)
+        if block.adjustments is not None:
+            block.adjustments.apply(rows, block.draft_ids)
     assert first == len(logits)
     drawn = iter(_sample_finite(logits, [row for block in blocks for row in block.rows()]))
-    return [[next(drawn) for _ in range(block.num_rows)] for block in blocks]
+    return [
+        Drawn([next(drawn) for _ in range(block.num_rows)], own)
+        for block, own in zip(blocks, kept, strict=True)
+    ]
+
+
+@torch.inference_mode()
+def token_logprobs(
+    logits: torch.Tensor, token_ids: Sequence[int], num_top: int
+) -> tuple[TokenLogprobs, ...]:
+    """Log probabilities of tokens under the model's own distribution.
+
+    logits     # [n or more, vocab] float32
+    token_ids  # n
+    """
+    log_probs = torch.log_softmax(logits[: len(token_ids)], dim=-1)
+    own = log_probs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
+    top = log_probs.topk(min(num_top, log_probs.shape[1]), dim=-1)
+    columns = (own.flatten().tolist(), top.indices.tolist(), top.values.tolist())
+    return tuple(
+        TokenLogprobs(logprob, tuple(ids), tuple(values))
+        for logprob, ids, values in zip(*columns, strict=True)
+    )
 
 
 def _sample_finite(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int | None]:

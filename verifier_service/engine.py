@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
+
 from cluster.config import SchedulerConfig, SpeculationConfig
 from cluster.errors import (
     DeadlineExceededError,
@@ -22,12 +24,19 @@ from cluster.errors import (
     PacelineError,
 )
 from cluster.load import VerifierLoad
-from cluster.types import ErrorEvent, FinishEvent, GenerationEvent, Path, TokensEvent
+from cluster.types import (
+    ErrorEvent,
+    FinishEvent,
+    GenerationEvent,
+    Path,
+    TokenLogprobs,
+    TokensEvent,
+)
 from engine.adjustments import Adjustments, adjustments_of
 from engine.decoder import SequenceSlice
 from engine.model_runner import ModelRunner
 from engine.sequence import Sequence, SequenceState
-from engine.target import Block, draw
+from engine.target import Block, Drawn, draw, token_logprobs
 from verifier_service.acceptance import verify
 from verifier_service.draft_planner import DraftPlanner
 from verifier_service.draft_trie import DraftOutcome, DraftTrie
@@ -157,10 +166,10 @@ class Engine:
                 self._fail(scheduled.sequence.seq, InternalError(f"the forward failed: {error}"))
             return
         for scheduled in plan.scheduled:
-            self._commit(scheduled, drawn.get(scheduled.sequence.seq, []))
+            self._commit(scheduled, drawn.get(scheduled.sequence.seq))
         self._measure(started, plan.num_tokens)
 
-    def _run(self, plan: SchedulerOutput) -> dict[int, list[int | None]]:
+    def _run(self, plan: SchedulerOutput) -> dict[int, Drawn]:
         """The target's own draws, by seq, of every sequence that reached its end."""
         if not plan.scheduled:
             return {}
@@ -178,34 +187,43 @@ class Engine:
             scheduled.draft_ids,
             len(scheduled.draft_ids) + 1,
             self._generations[sequence.seq].adjustments,
+            keeps_logits=sequence.request.num_top_logprobs is not None,
         )
 
-    def _commit(self, scheduled: ScheduledSequence, drawn_ids: list[int | None]) -> None:
+    def _commit(self, scheduled: ScheduledSequence, drawn: Drawn | None) -> None:
         """Make final what the target drew; a prompt chunk that draws nothing only gains KV."""
         sequence, draft_ids = scheduled.sequence, scheduled.draft_ids
-        if not drawn_ids:
+        if drawn is None:
             self._scheduler.commit(scheduled, 0)
             return
-        verification = verify(draft_ids, drawn_ids)
+        verification = verify(draft_ids, drawn.token_ids)
         num_accepted = verification.num_accepted_tokens
         if verification.next_token_id is None:
             self._fail(sequence.seq, InternalError(_NO_DISTRIBUTION))
             return
         self._scheduler.commit(scheduled, num_accepted)
-        self._emit(sequence, draft_ids, num_accepted, verification.next_token_id)
+        new_ids = (*draft_ids[:num_accepted], verification.next_token_id)
+        self._emit(sequence, draft_ids, new_ids, drawn.logits)
 
     def _emit(
-        self, sequence: Sequence, draft_ids: tuple[int, ...], num_accepted: int, next_id: int
+        self,
+        sequence: Sequence,
+        draft_ids: tuple[int, ...],
+        new_ids: tuple[int, ...],
+        logits: torch.Tensor | None,
     ) -> None:
+        """Deliver accepted drafts and the token after them. `logits` are the model's own, where
+        they were asked for."""
         generation = self._generations[sequence.seq]
         speculation, adjustments = generation.speculation, generation.adjustments
         start = len(sequence.token_ids)
+        num_accepted = len(new_ids) - 1
         first = start == sequence.num_prompt_tokens
         num_cached = sequence.num_cached_prompt_tokens if first else None
         if draft_ids:
             self._planner.verified(speculation, len(draft_ids), num_accepted)
         refused_ids = draft_ids[num_accepted:]
-        emission = sequence.emit([*draft_ids[:num_accepted], next_id])
+        emission = sequence.emit(new_ids)
         if adjustments is not None:
             adjustments.commit(emission.token_ids)
         num_accepted = min(num_accepted, len(emission.token_ids))
@@ -223,6 +241,7 @@ class Engine:
                 len(draft_ids),
                 refused_ids,
                 num_cached or 0,
+                self._logprobs(sequence, emission.token_ids, logits),
             ),
         )
         if emission.finish_reason is not None:
@@ -235,6 +254,14 @@ class Engine:
             speculation.trie.commit(emission.token_ids)
             speculation.asked_at = time.monotonic()
             self._outbox.commits.append(DraftCommit(sequence.seq, start, emission.token_ids))
+
+    def _logprobs(
+        self, sequence: Sequence, token_ids: tuple[int, ...], logits: torch.Tensor | None
+    ) -> tuple[TokenLogprobs, ...]:
+        num_top = sequence.request.num_top_logprobs
+        if logits is None or num_top is None:
+            return ()
+        return token_logprobs(logits, token_ids, num_top)
 
     # --- inbox -------------------------------------------------------------------------------
 

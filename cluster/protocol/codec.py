@@ -38,6 +38,7 @@ from cluster.types import (
     Path,
     SamplingParams,
     SpeculationStats,
+    TokenLogprobs,
     TokensEvent,
 )
 
@@ -96,6 +97,7 @@ def _encode_submit(request: GenerationRequest) -> generation_pb2.Submit:
         speculative=request.path is Path.SPECULATIVE,
         num_speculative_tokens=request.num_speculative_tokens,
         drafter=request.drafter,
+        num_top_logprobs=request.num_top_logprobs,
         deadline_ms=request.deadline_ms,
         cache_salt=request.cache_salt,
     )
@@ -114,6 +116,7 @@ def _decode_submit(submit: generation_pb2.Submit) -> GenerationRequest:
         path=_path(submit.speculative),
         num_speculative_tokens=submit.num_speculative_tokens,
         drafter=submit.drafter or "auto",
+        num_top_logprobs=(submit.num_top_logprobs if submit.HasField("num_top_logprobs") else None),
         deadline_ms=submit.deadline_ms,
         cache_salt=submit.cache_salt,
     )
@@ -143,6 +146,12 @@ def _add_event(message: generation_pb2.VerifierBatch, event: GenerationEvent) ->
             num_draft_tokens=event.num_draft_tokens,
             refused_ids=event.refused_ids,
             num_cached_prompt_tokens=event.num_cached_prompt_tokens,
+            logprobs=[
+                generation_pb2.TokenLogprobs(
+                    logprob=one.logprob, top_ids=one.top_ids, top_logprobs=one.top_logprobs
+                )
+                for one in event.logprobs
+            ],
         )
     elif isinstance(event, FinishEvent):
         message.finishes.add(
@@ -188,6 +197,10 @@ def _decode_events(message: generation_pb2.VerifierBatch) -> tuple[GenerationEve
             t.num_draft_tokens,
             tuple(t.refused_ids),
             t.num_cached_prompt_tokens,
+            tuple(
+                TokenLogprobs(one.logprob, tuple(one.top_ids), tuple(one.top_logprobs))
+                for one in t.logprobs
+            ),
         )
         for t in message.tokens
     ]

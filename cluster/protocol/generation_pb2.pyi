@@ -58,7 +58,7 @@ class VerifierHello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., noise_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "request_key", "prompt_ids", "resumed_ids", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "speculative", "num_speculative_tokens", "drafter", "deadline_ms", "cache_salt")
+    __slots__ = ("request_id", "request_key", "prompt_ids", "resumed_ids", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "speculative", "num_speculative_tokens", "drafter", "deadline_ms", "num_top_logprobs", "cache_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +71,7 @@ class Submit(_message.Message):
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     request_key: int
@@ -84,8 +85,9 @@ class Submit(_message.Message):
     num_speculative_tokens: int
     drafter: str
     deadline_ms: int
+    num_top_logprobs: int
     cache_salt: str
-    def __init__(self, request_id: _Optional[str] = ..., request_key: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resumed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculative: _Optional[bool] = ..., num_speculative_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., request_key: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resumed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculative: _Optional[bool] = ..., num_speculative_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., num_top_logprobs: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class SetPath(_message.Message):
     __slots__ = ("request_id", "speculative")
@@ -96,7 +98,7 @@ class SetPath(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., speculative: _Optional[bool] = ...) -> None: ...
 
 class Tokens(_message.Message):
-    __slots__ = ("request_id", "position", "token_ids", "drafted", "num_draft_tokens", "refused_ids", "num_cached_prompt_tokens")
+    __slots__ = ("request_id", "position", "token_ids", "drafted", "num_draft_tokens", "refused_ids", "num_cached_prompt_tokens", "logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +106,7 @@ class Tokens(_message.Message):
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     position: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -111,7 +114,18 @@ class Tokens(_message.Message):
     num_draft_tokens: int
     refused_ids: _containers.RepeatedScalarFieldContainer[int]
     num_cached_prompt_tokens: int
-    def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[bool]] = ..., num_draft_tokens: _Optional[int] = ..., refused_ids: _Optional[_Iterable[int]] = ..., num_cached_prompt_tokens: _Optional[int] = ...) -> None: ...
+    logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprobs]
+    def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[bool]] = ..., num_draft_tokens: _Optional[int] = ..., refused_ids: _Optional[_Iterable[int]] = ..., num_cached_prompt_tokens: _Optional[int] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprobs, _Mapping]]] = ...) -> None: ...
+
+class TokenLogprobs(_message.Message):
+    __slots__ = ("logprob", "top_ids", "top_logprobs")
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    logprob: float
+    top_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("request_id", "reason", "stats")

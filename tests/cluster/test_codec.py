@@ -35,6 +35,7 @@ from cluster.types import (
     Path,
     SamplingParams,
     SpeculationStats,
+    TokenLogprobs,
     TokensEvent,
 )
 from verifier_service.draft_trie import DraftOutcome, DraftTrie
@@ -79,6 +80,7 @@ requests = st.builds(
     drafter=st.text(min_size=1, max_size=12),
     deadline_ms=uint32,
     cache_salt=texts,
+    num_top_logprobs=st.none() | uint32,
 )
 router_batches = st.builds(
     RouterBatch,
@@ -88,7 +90,18 @@ router_batches = st.builds(
     set_paths=tuples_of(st.builds(SetPath, texts, paths)),
 )
 
-tokens = st.builds(TokensEvent, texts, uint32, ids, tuples_of(st.booleans()), uint32, ids, uint32)
+logprobs = st.builds(TokenLogprobs, floats, ids, tuples_of(floats))
+tokens = st.builds(
+    TokensEvent,
+    texts,
+    uint32,
+    ids,
+    tuples_of(st.booleans()),
+    uint32,
+    ids,
+    uint32,
+    tuples_of(logprobs),
+)
 stats = st.builds(SpeculationStats, texts, uint32, ids, ids)
 finishes = st.builds(FinishEvent, texts, st.sampled_from(FinishReason), stats)
 failures = st.builds(ErrorEvent, texts, texts, texts, texts)
