@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from cluster.types import FinishEvent, FinishReason, TokensEvent
+from cluster.types import FinishEvent, FinishReason, TokenLogprobs, TokensEvent
 from router.detokenizer import Detokenizer
 from router.generation import Generation
 from router.generation_client import EventBatch
@@ -29,6 +29,8 @@ class Delta:
     """Drafts that the target did not draw."""
     accepted_spans: tuple[tuple[int, int], ...] = ()
     """Parts of `text` that accepted drafts spell, as [start, end) in characters."""
+    logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
+    """Of each delivered token id, where the client asked for them."""
     finish_reason: FinishReason | None = None
 
 
@@ -155,6 +157,7 @@ class Choice:
     def _advance(self, batch: EventBatch) -> Delta:
         text = ""
         refused: list[int] = []
+        logprobs: list[tuple[int, TokenLogprobs]] = []
         spans: list[tuple[int, int]] = []
         num_tokens = num_drafted = num_accepted = 0
         finish_reason = None
@@ -173,6 +176,8 @@ class Choice:
                     spans.append((len(text), len(text) + len(foreseen)))
                 text += foreseen + own
                 num_tokens += accepted + used
+                delivered_ids = event.token_ids[: accepted + used]
+                logprobs += zip(delivered_ids, event.logprobs, strict=False)
                 num_drafted += event.num_draft_tokens
                 num_accepted += accepted
                 refused += event.refused_ids
@@ -191,5 +196,6 @@ class Choice:
             num_accepted,
             tuple(refused),
             tuple(spans),
+            tuple(logprobs),
             finish_reason,
         )

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cluster.types import FinishReason
+from cluster.types import FinishReason, TokenLogprobs
 from router.choice import Delta, SpeculationTally
+from router.logprobs import Entries, chat_logprobs, completion_logprobs
 from router.reply import Reply
 from router.schema import SamplingFields
+from router.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 DONE = b"data: [DONE]\n\n"
@@ -24,6 +26,7 @@ class FinishedChoice:
     index: int
     text: str
     finish_reason: FinishReason
+    logprobs: Entries
 
 
 class ReplyShape(Protocol):
@@ -39,6 +42,10 @@ class ReplyShape(Protocol):
 
     def chunk_choice(self, delta: Delta, text: str, first: bool) -> Json:
         """A choice of a chunk."""
+        ...
+
+    def logprobs(self, tokenizer: Tokenizer, entries: Entries, offset: int) -> Json:
+        """Log probabilities of a choice, or of a chunk whose text begins at `offset`."""
         ...
 
 
@@ -67,6 +74,9 @@ class ChatShape:
             "finish_reason": delta.finish_reason,
         }
 
+    def logprobs(self, tokenizer: Tokenizer, entries: Entries, offset: int) -> Json:
+        return chat_logprobs(tokenizer, entries)
+
 
 class CompletionShape:
     """/v1/completions."""
@@ -91,12 +101,20 @@ class CompletionShape:
             "finish_reason": delta.finish_reason,
         }
 
+    def logprobs(self, tokenizer: Tokenizer, entries: Entries, offset: int) -> Json:
+        return completion_logprobs(tokenizer, entries, offset)
+
 
 def body(reply: Reply, shape: ReplyShape, choices: Sequence[FinishedChoice]) -> Json:
     """A whole reply."""
+    written = [shape.choice(choice) for choice in choices]
+    if reply.plan.num_top_logprobs is not None:
+        for choice, value in zip(choices, written, strict=True):
+            offset = len(reply.echo(choice.index))
+            value["logprobs"] = shape.logprobs(reply.tokenizer, choice.logprobs, offset)
     return {
         **_head(reply, shape.id_prefix, shape.body_object),
-        "choices": [shape.choice(choice) for choice in choices],
+        "choices": written,
         "usage": usage(reply),
         **_figures(reply),
     }
@@ -111,11 +129,17 @@ class ChunkWriter:
         self._request = request
         self._head = _head(reply, shape.id_prefix, shape.chunk_object)
         self._begun: set[int] = set()
+        self._held_logprobs: dict[int, list[tuple[int, TokenLogprobs]]] = {}
+        """By choice, of tokens that had no text to show yet."""
+        self._offsets: dict[int, int] = {}
+        """By choice, characters shown so far."""
         self._num_unfinished = len(reply.choices)
 
     def delta(self, delta: Delta) -> bytes:
         """The event of a delta; empty if it has nothing to show yet."""
         finished = delta.finish_reason is not None
+        held = self._held_logprobs.setdefault(delta.index, [])
+        held += delta.logprobs
         if not (delta.text or finished):
             return b""
         self._num_unfinished -= finished
@@ -123,6 +147,11 @@ class ChunkWriter:
         self._begun.add(delta.index)
         text = self._reply.echo(delta.index) + delta.text if first else delta.text
         choice = self._shape.chunk_choice(delta, text, first)
+        if self._reply.plan.num_top_logprobs is not None:
+            offset = self._offsets.get(delta.index, len(self._reply.echo(delta.index)))
+            choice["logprobs"] = self._shape.logprobs(self._reply.tokenizer, held, offset)
+            self._offsets[delta.index] = offset + len(delta.text)
+            held.clear()
         if self._request.trace:
             choice["speculation"] = _trace(delta)
         chunk = {**self._head, "choices": [choice]}

@@ -70,6 +70,8 @@ class GenerationPlan:
     num_speculative_tokens: int
     drafter: str
     cache_salt: str
+    num_top_logprobs: int | None
+    """None tells no log probabilities."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -95,6 +97,8 @@ def plan_chat(
 ) -> GenerationPlan:
     """Plan of a chat completion."""
     _check_fields(request, limits)
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequestError("top_logprobs needs logprobs: true", param="top_logprobs")
     token_ids = model.template.encode(template_messages(request.messages))
     room = _room(model, limits, token_ids, "messages")
     prompt = Prompt(token_ids, _max_tokens(request, limits, room, default=room))
@@ -106,6 +110,11 @@ def plan_completion(
 ) -> GenerationPlan:
     """Plan of a completion."""
     _check_fields(request, limits)
+    if request.echo and request.logprobs is not None:
+        raise InvalidRequestError(
+            "logprobs together with echo, of the prompt's tokens, is not supported yet",
+            param="logprobs",
+        )
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise InvalidRequestError("best_of other than n is not supported yet", param="best_of")
     prompts = tuple(
@@ -256,6 +265,7 @@ def _plan(
         num_speculative_tokens=(speculation and speculation.num_speculative_tokens) or 0,
         drafter=(speculation and speculation.drafter) or "auto",
         cache_salt=request.cache_salt or "",
+        num_top_logprobs=_num_top_logprobs(request),
     )
 
 
@@ -272,6 +282,14 @@ def _sampling(model: ServedModel, request: SamplingFields) -> SamplingParams:
         bad_words=_bad_words(model, request.bad_words or ()),
         min_tokens=request.min_tokens or 0,
     )
+
+
+def _num_top_logprobs(request: SamplingFields) -> int | None:
+    if isinstance(request, CompletionRequest):
+        return request.logprobs
+    if isinstance(request, ChatCompletionRequest) and request.logprobs:
+        return request.top_logprobs or 0
+    return None
 
 
 def _logit_bias(model: ServedModel, bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

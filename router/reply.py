@@ -8,21 +8,21 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from cluster.types import ModelCard
 from router.choice import Choice, Delta, SpeculationTally
 from router.path_policy import PathDecision
-from router.plan import GenerationPlan
+from router.plan import GenerationPlan, ServedModel
 
 
 class Reply:
     """What is being generated for one client request."""
 
     def __init__(
-        self, card: ModelCard, plan: GenerationPlan, decision: PathDecision, started: float
+        self, model: ServedModel, plan: GenerationPlan, decision: PathDecision, started: float
     ) -> None:
         self.id = secrets.token_hex(12)
         self.created = int(time.time())
-        self.card = card
+        self.card = model.card
+        self.tokenizer = model.tokenizer
         self.plan = plan
         self.decision = decision
         self.started = started

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from cluster.errors import InternalError, PacelineError, error_row, openai_error_body
-from cluster.types import FinishReason
+from cluster.types import FinishReason, TokenLogprobs
 from router import openai_format
 from router.openai_format import ChunkWriter, FinishedChoice, Json, ReplyShape
 from router.reply import Reply
@@ -133,11 +133,16 @@ async def _events(reply: Reply, writer: ChunkWriter) -> AsyncIterator[bytes]:
 async def _whole(reply: Reply, shape: ReplyShape) -> Json:
     texts = [reply.echo(choice.index) for choice in reply.choices]
     reasons: dict[int, FinishReason] = {}
+    logprobs: list[list[tuple[int, TokenLogprobs]]] = [[] for _ in reply.choices]
     async for delta in reply.deltas():
         texts[delta.index] += delta.text
+        logprobs[delta.index] += delta.logprobs
         if delta.finish_reason is not None:
             reasons[delta.index] = delta.finish_reason
-    choices = [FinishedChoice(index, texts[index], reasons[index]) for index in sorted(reasons)]
+    choices = [
+        FinishedChoice(index, texts[index], reasons[index], logprobs[index])
+        for index in sorted(reasons)
+    ]
     return openai_format.body(reply, shape, choices)
 
 

@@ -179,7 +179,9 @@ class ChatCompletionRequest(SamplingFields):
 
     messages: Annotated[list[ChatMessage], FAIL_FAST, Field(min_length=1)]
     logprobs: bool | None = None
+    """Of the model's own distribution: before penalties, temperature and truncation."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Only together with `logprobs`."""
     tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -201,6 +203,7 @@ class CompletionRequest(SamplingFields):
     echo: bool | None = None
     """Give the prompt back before the completion."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """So many of the likeliest tokens beside each token's own, of the model's own distribution."""
     best_of: Annotated[int, Field(ge=1)] | None = None
     suffix: str | None = None
 
@@ -240,8 +243,6 @@ def _never(value: Any) -> bool:
 
 
 NOT_YET: Mapping[str, Callable[[Any], bool]] = {
-    "logprobs": lambda value: value is False,
-    "top_logprobs": _equals(0),
     "priority": _equals(0),
     "structured_outputs": _never,
     "response_format": _equals({"type": "text"}),

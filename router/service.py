@@ -182,7 +182,7 @@ class RouterService:
     ) -> Reply:
         """Submit every generation of a plan; on an error none of them stays."""
         decision = self._decide(plan.mode)
-        reply = Reply(model.card, plan, decision, started)
+        reply = Reply(model, plan, decision, started)
         secret = secrets.token_bytes(16) if plan.seed is None else str(plan.seed).encode()
         number = next(self._numbers)
         try:
@@ -222,6 +222,7 @@ class RouterService:
             request_key=key,
             prompt_ids=prompt.token_ids,
             sampling=plan.sampling,
+            num_top_logprobs=plan.num_top_logprobs,
             max_tokens=prompt.max_tokens,
             stop_token_ids=plan.stop_token_ids,
             ignore_eos=plan.ignore_eos,

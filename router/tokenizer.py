@@ -68,6 +68,16 @@ class Tokenizer:
             "utf-8", "replace"
         )
 
+    def token_text(self, token_id: int) -> tuple[str, bytes]:
+        """One token for a reader: its text, special tokens included, and its bytes. Bytes that are
+        no text by themselves are written as OpenAI writes them, bytes:\\xe2\\x80."""
+        table = self._token_bytes
+        raw = table[token_id] if 0 <= token_id < len(table) else b""
+        try:
+            return raw.decode(), raw
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw
+
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental decoder; it skips special tokens."""
         return Detokenizer(self._text_bytes)

@@ -32,6 +32,7 @@ from cluster.types import (
     Member,
     ModelCard,
     SpeculationStats,
+    TokenLogprobs,
     TokensEvent,
 )
 
@@ -109,6 +110,22 @@ class Step:
     """Fail the request in this step instead."""
     num_cached_prompt_tokens: int = 0
     """Told with these ids; only the first step's means anything."""
+
+
+def scripted_logprobs(
+    request: GenerationRequest, token_ids: Sequence[int]
+) -> tuple[TokenLogprobs, ...]:
+    """Of the token with id i: -i / 8, and beside it the next ids, each by 1 less likely."""
+    if (num_top := request.num_top_logprobs) is None:
+        return ()
+    return tuple(
+        TokenLogprobs(
+            -token_id / 8,
+            tuple(token_id + rank for rank in range(num_top)),
+            tuple(-token_id / 8 - rank for rank in range(num_top)),
+        )
+        for token_id in token_ids
+    )
 
 
 Script = Callable[[GenerationRequest], Iterable[Step]]
@@ -313,6 +330,7 @@ class ScriptedVerifier(generation_pb2_grpc.GenerationServicer):
             tuple(drafted[: len(token_ids)]),
             step.num_draft_tokens,
             num_cached_prompt_tokens=step.num_cached_prompt_tokens,
+            logprobs=scripted_logprobs(request, token_ids),
         )
         running.num_tokens += len(token_ids)
         if reason is not None:

@@ -9,6 +9,7 @@ import random
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -160,3 +161,32 @@ def test_every_token_banned_is_an_error_of_that_request_alone() -> None:
     assert results[bad].error is not None
     assert "bans every token" in results[bad].error.message
     assert results[good].finish is not None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_log_probabilities_are_the_model_s_own_at_every_position_of_a_block(
+    temperature: float,
+) -> None:
+    """Not of what penalties, temperature and truncation make of it; with drafts as without."""
+    law = hashed_law(sharpness=6.0)
+    params = SamplingParams(temperature, top_k=5, frequency_penalty=0.5)
+    told = []
+    for drafter in (None, oracle_drafter(law, params, 1, DEPTH), constant(9)):
+        driver = EngineDriver(
+            ScriptedRunner(law),
+            drafter=drafter,
+            speculation=SpeculationConfig(planner="fixed", num_speculative_tokens=DEPTH),
+        )
+        seq = driver.submit([5, 6, 7], sampling=params, max_tokens=12, num_top_logprobs=3)
+        result = driver.run()[seq]
+        logprobs = [one for event in result.events for one in event.logprobs]
+        assert len(logprobs) == len(result.token_ids)
+        tokens = [5, 6, 7]
+        for token_id, one in zip(result.token_ids, logprobs, strict=True):
+            own = torch.log_softmax(torch.tensor(law(tuple(tokens))), -1)
+            assert one.logprob == pytest.approx(float(own[token_id]), abs=1e-5)
+            assert one.top_ids == tuple(own.topk(3).indices.tolist())
+            assert one.top_logprobs == pytest.approx(own.topk(3).values.tolist(), abs=1e-5)
+            tokens.append(token_id)
+        told.append(logprobs)
+    assert told[0] == told[1] == told[2]
