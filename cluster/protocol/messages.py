@@ -13,7 +13,7 @@ from cluster.types import Draft, GenerationEvent, GenerationRequest, Path, Sampl
 
 PROTOCOL_VERSION = 1
 NOISE_VERSION = 1
-"""Version of the coupled noise (engine/sampling.py); members with different noise do not pair."""
+"""Version of the coupled noise (engine/noise.py); members with different noise do not pair."""
 
 
 # --- generation: router and verifier ---------------------------------------------------------

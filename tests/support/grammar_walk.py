@@ -27,7 +27,7 @@ def random_walk(state: GrammarState, rng: random.Random, closing_ids: Sequence[i
         assert len(token_ids) < MAX_WALK_LEN, "the walk does not come to an end"
         allowed = allowed_ids(state.masks([])[0])
         closing = sorted(set(closing_ids).intersection(allowed))
-        hurry = closing and rng.random() < len(token_ids) / 100
+        hurry = closing and rng.random() < min(0.8, len(token_ids) / 100)
         token_ids.append(rng.choice(closing if hurry else allowed))
         state.commit(token_ids[-1:])
     return token_ids
