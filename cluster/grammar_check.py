@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.errors import OverloadedError
+from cluster.errors import InternalError, OverloadedError
 from cluster.grammar import GrammarError, GrammarSpec, check_size
 
 _ANSWER_WITHIN_S = 5.0
@@ -37,7 +37,7 @@ class GrammarChecker:
 
     def check(self, spec: GrammarSpec) -> None:
         """Blocks, mostly for milliseconds. Raises GrammarError, or OverloadedError if there was no
-        turn within the deadline."""
+        turn within the deadline, or InternalError if there can be no process."""
         check_size(spec)
         key = hashlib.sha256(f"{spec.kind}\0{spec.text}".encode()).digest()
         if not self._lock.acquire(timeout=_ANSWER_WITHIN_S):
@@ -61,14 +61,39 @@ class GrammarChecker:
 
     def _ask(self, spec: GrammarSpec) -> str:
         if self._worker is None or self._worker.poll() is not None:
-            self._worker = _start_worker()
-            _say(self._worker, self._vocabulary)
-        _say(self._worker, [spec.kind, spec.text])
-        answer = _listen(self._worker)
+            self._start_worker()
+        answer = self._exchange([spec.kind, spec.text])
         if answer is None:
             self._end_worker()
             return "the grammar is too complex"
         return answer
+
+    def _start_worker(self) -> None:
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        self._worker = subprocess.Popen(
+            [sys.executable, "-m", "cluster.grammar_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        if self._exchange(self._vocabulary) is None:
+            self._end_worker()
+            raise InternalError("the process that checks grammars does not start")
+
+    def _exchange(self, line: list[Any]) -> str | None:
+        """The answer to a line, or None if the process died or hangs."""
+        assert self._worker is not None
+        assert self._worker.stdin is not None
+        assert self._worker.stdout is not None
+        try:
+            self._worker.stdin.write(json.dumps(line).encode() + b"\n")
+            self._worker.stdin.flush()
+        except BrokenPipeError:
+            return None
+        ready, _, _ = select.select([self._worker.stdout], [], [], _ANSWER_WITHIN_S)
+        answer = self._worker.stdout.readline() if ready else b""
+        return str(json.loads(answer)) if answer else None
 
     def _end_worker(self) -> None:
         if self._worker is not None:
@@ -81,28 +106,3 @@ def _special_ids(tokenizer_json: str, vocab_size: int) -> Mapping[str, int]:
     added: list[dict[str, Any]] = json.loads(tokenizer_json).get("added_tokens", [])
     ids = {token["content"]: token["id"] for token in added if token["special"]}
     return {text: token_id for text, token_id in ids.items() if token_id < vocab_size}
-
-
-def _start_worker() -> subprocess.Popen[bytes]:
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    return subprocess.Popen(
-        [sys.executable, "-m", "cluster.grammar_worker"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-
-
-def _say(worker: subprocess.Popen[bytes], line: list[Any]) -> None:
-    assert worker.stdin is not None
-    worker.stdin.write(json.dumps(line).encode() + b"\n")
-    worker.stdin.flush()
-
-
-def _listen(worker: subprocess.Popen[bytes]) -> str | None:
-    """The answer, or None if the worker died or did not answer."""
-    assert worker.stdout is not None
-    ready, _, _ = select.select([worker.stdout], [], [], _ANSWER_WITHIN_S)
-    line = worker.stdout.readline() if ready else b""
-    return str(json.loads(line)) if line else None

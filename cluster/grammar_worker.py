@@ -4,6 +4,7 @@ starts it as `python -m cluster.grammar_worker` and is told of its end by the cl
 A line in is a JSON list; a line out is a JSON string, empty if the grammar may be used:
 
     -> [vocabulary size, {special token: id, ...}]          once
+    <- ""
     -> [kind, text]
     <- "" or what is wrong with it
 
@@ -45,17 +46,22 @@ def main() -> None:
 
 def _serve() -> None:
     vocab_size, special_ids = json.loads(sys.stdin.readline())
-    tokenizer = byte_tokenizer(vocab_size, special_ids)
+    tokenizer = _byte_tokenizer(vocab_size, special_ids)
+    _answer("")
     for line in sys.stdin:
         kind, text = json.loads(line)
         # Nobody handles this signal, so the process dies of it, whatever it is at.
         signal.setitimer(signal.ITIMER_PROF, CPU_BUDGET_S)
-        answer = _complaint(tokenizer, GrammarSpec(GrammarKind(kind), text), vocab_size)
+        complaint = _complaint(tokenizer, GrammarSpec(GrammarKind(kind), text), vocab_size)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        print(json.dumps(answer), flush=True)
+        _answer(complaint)
 
 
-def byte_tokenizer(vocab_size: int, special_ids: Mapping[str, int]) -> LLTokenizer:
+def _answer(line: str) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def _byte_tokenizer(vocab_size: int, special_ids: Mapping[str, int]) -> LLTokenizer:
     """The special tokens where a model has them, for grammars that name them, and behind its
     vocabulary the 256 bytes. A model's own tokens would take a second and 100 MB to read."""
     tokens = [b""] * vocab_size + [bytes([byte]) for byte in range(256)]

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from cluster.grammar import GrammarSpec
+
 
 class Path(StrEnum):
     """Which way a request is decoded."""
@@ -84,6 +86,8 @@ class GenerationRequest:
     num_speculative_tokens: int = 0
     """Most drafts verified in a step; 0 takes the verifier's own setting."""
     drafter: str = "auto"
+    grammar: GrammarSpec | None = None
+    """What the text must look like; None is any text."""
     num_top_logprobs: int | None = None
     """How many of the likeliest tokens to tell beside each token's own log probability; None tells
     neither."""

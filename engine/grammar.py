@@ -102,8 +102,8 @@ class GrammarState:
                 self._commit_text(token_id)
 
     def valid_prefix_len(self, draft_ids: Sequence[int]) -> int:
-        """How many drafts are worth a place in the step. Cheap, and never fewer than `masks` will
-        allow."""
+        """How many drafts are worth a place in the step: a cheap estimate, seldom too low, of how
+        many `masks` will allow."""
         if self._ended:
             return 0
         text_ids = self._until_end(draft_ids)
@@ -141,6 +141,10 @@ class GrammarState:
         if not self._matcher.rollback(num_consumed):
             self._rebuild()
         return torch.from_numpy(np.stack(rows))
+
+    def nothing(self) -> torch.Tensor:
+        """A mask that allows no token, as `masks` gives it."""
+        return torch.zeros(1, len(self._vocabulary.tokens), dtype=torch.uint8)
 
     def _first_mask(self) -> Bitmask:
         try:
@@ -194,7 +198,7 @@ class GrammarState:
         self._committed.append(token_id)
 
     def _rebuild(self) -> None:
-        """A new automaton in place of one that has failed, for that is final."""
+        """A new automaton in place of one that has failed, for that is final. If this one fails on
+        its way too, the next mask tells."""
         self._matcher = compile_matcher(self._vocabulary.tokenizer, self._spec)
         self._matcher.consume_tokens(self._committed)
-        raise_if_broken(self._matcher)

@@ -12,6 +12,7 @@ import torch
 
 from cluster.types import SamplingParams, TokenLogprobs
 from engine.adjustments import Adjustments
+from engine.grammar import apply_mask
 from engine.sampling import NonFiniteLogitsError, SampleRow, sample
 
 
@@ -27,6 +28,9 @@ class Block:
     draft_ids: Sequence[int]
     num_rows: int
     adjustments: Adjustments | None
+    masks: torch.Tensor | None = None
+    """What a grammar allows in the first rows, see GrammarState.masks; no row behind them is
+    drawn."""
     keeps_logits: bool = False
     """Whether the model's own logits are wanted beside the tokens."""
 
@@ -41,8 +45,8 @@ class Drawn:
     """What a block's rows gave."""
 
     token_ids: list[int | None]
-    """One per row; None where there is no distribution to draw from, because the logits are not
-    finite or every token is banned."""
+    """One per row that is drawn; None where there is no distribution to draw from, because the
+    logits are not finite or every token is banned."""
     logits: torch.Tensor | None
     """[num_rows, vocab], the model's own, where they were wanted."""
 
@@ -58,15 +62,18 @@ def draw(logits: torch.Tensor, blocks: Sequence[Block]) -> list[Drawn]:
     for block in blocks:
         rows = logits[first : first + block.num_rows]
         first += block.num_rows
-        adjusts = block.adjustments is not None
-        kept.append((rows.clone() if adjusts else rows) if block.keeps_logits else None)
+        changes = block.adjustments is not None or block.masks is not None
+        kept.append((rows.clone() if changes else rows) if block.keeps_logits else None)
         if block.adjustments is not None:
             block.adjustments.apply(rows, block.draft_ids)
+        if block.masks is not None:
+            apply_mask(rows[: len(block.masks)], block.masks)
     assert first == len(logits)
     drawn = iter(_sample_finite(logits, [row for block in blocks for row in block.rows()]))
+    token_ids = [[next(drawn) for _ in range(block.num_rows)] for block in blocks]
     return [
-        Drawn([next(drawn) for _ in range(block.num_rows)], own)
-        for block, own in zip(blocks, kept, strict=True)
+        Drawn(ids if block.masks is None else ids[: len(block.masks)], own)
+        for block, ids, own in zip(blocks, token_ids, kept, strict=True)
     ]
 
 

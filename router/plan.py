@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from cluster.config import LimitsConfig
 from cluster.errors import InvalidRequestError, ModelNotFoundError
+from cluster.grammar import GrammarSpec
+from cluster.grammar_check import GrammarChecker
 from cluster.protocol.codec import check_token_ids
 from cluster.types import ModelCard, SamplingParams
 from router.chat import ChatTemplate, Message
@@ -19,6 +21,7 @@ from router.schema import (
     SamplingFields,
     TokenizeRequest,
 )
+from router.structured_output import check_compiles, structured_output
 from router.tokenizer import Tokenizer
 
 LEGACY_MAX_TOKENS = 16
@@ -32,6 +35,7 @@ class ServedModel:
         self.card = card
         self.tokenizer = Tokenizer(card)
         self.template = ChatTemplate(card, self.tokenizer)
+        self.grammar_checker = GrammarChecker(card.tokenizer_json, card.vocab_size)
 
     def check_name(self, name: str | None) -> None:
         """Raise ModelNotFoundError unless this is the model that `name` means."""
@@ -72,6 +76,7 @@ class GenerationPlan:
     cache_salt: str
     num_top_logprobs: int | None
     """None tells no log probabilities."""
+    grammar: GrammarSpec | None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -266,6 +271,7 @@ def _plan(
         drafter=(speculation and speculation.drafter) or "auto",
         cache_salt=request.cache_salt or "",
         num_top_logprobs=_num_top_logprobs(request),
+        grammar=_grammar(model, request),
     )
 
 
@@ -282,6 +288,15 @@ def _sampling(model: ServedModel, request: SamplingFields) -> SamplingParams:
         bad_words=_bad_words(model, request.bad_words or ()),
         min_tokens=request.min_tokens or 0,
     )
+
+
+def _grammar(model: ServedModel, request: SamplingFields) -> GrammarSpec | None:
+    """Checked to be usable, which may take a second."""
+    output = structured_output(request.response_format, request.structured_outputs)
+    if output is None:
+        return None
+    check_compiles(output, model.grammar_checker)
+    return output.spec
 
 
 def _num_top_logprobs(request: SamplingFields) -> int | None:

@@ -150,16 +150,24 @@ class SamplingFields(Schema):
     prompt_cache_key: str | None = None
     service_tier: Literal["auto", "default", "priority", "flex"] | None = None
 
+    response_format: dict[str, Any] | None = None
+    """text, json_object or json_schema; see structured_output.py."""
+    structured_outputs: dict[str, Any] | None = None
+    """As vLLM has it: one of json, json_object, regex, choice, grammar."""
+
     # See NOT_YET.
     priority: int | None = None
-    structured_outputs: dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
     prediction: dict[str, Any] | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
         """Stop strings as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a grammar may have to be checked."""
+        return self.response_format is not None or self.structured_outputs is not None
 
     @property
     def usage_in_stream(self) -> bool:
@@ -244,8 +252,6 @@ def _never(value: Any) -> bool:
 
 NOT_YET: Mapping[str, Callable[[Any], bool]] = {
     "priority": _equals(0),
-    "structured_outputs": _never,
-    "response_format": _equals({"type": "text"}),
     "prediction": _never,
     "tools": _empty,
     "tool_choice": lambda value: value in ("none", "auto"),

@@ -78,6 +78,8 @@ class RouterService:
 
     def serve_model(self, card: ModelCard) -> None:
         """Serve this model from now on; requests that run finish with the one they have."""
+        if self._model is not None:
+            asyncio.get_running_loop().run_in_executor(None, self._model.grammar_checker.close)
         self._model = ServedModel(card)
         self.pool.serve(card.fingerprint)
 
@@ -107,6 +109,8 @@ class RouterService:
             with suppress(asyncio.CancelledError):
                 await self._ticking
         await self.pool.close()
+        if self._model is not None:
+            await asyncio.to_thread(self._model.grammar_checker.close)
 
     # --- what the API asks ---
 
@@ -168,7 +172,8 @@ class RouterService:
         if self.not_ready_reason is not None:
             raise self._not_ready(self.not_ready_reason)
         with self.admission.slots(count):
-            plan = make_plan() if num_chars < INLINE_CHARS else await asyncio.to_thread(make_plan)
+            inline = num_chars < INLINE_CHARS and not request.is_constrained
+            plan = make_plan() if inline else await asyncio.to_thread(make_plan)
             reply = self._start(model, plan, started, session)
             try:
                 yield reply
@@ -223,6 +228,7 @@ class RouterService:
             prompt_ids=prompt.token_ids,
             sampling=plan.sampling,
             num_top_logprobs=plan.num_top_logprobs,
+            grammar=plan.grammar,
             max_tokens=prompt.max_tokens,
             stop_token_ids=plan.stop_token_ids,
             ignore_eos=plan.ignore_eos,

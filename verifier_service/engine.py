@@ -23,6 +23,7 @@ from cluster.errors import (
     OverloadedError,
     PacelineError,
 )
+from cluster.grammar import GrammarError
 from cluster.load import VerifierLoad
 from cluster.types import (
     ErrorEvent,
@@ -34,6 +35,7 @@ from cluster.types import (
 )
 from engine.adjustments import Adjustments, adjustments_of
 from engine.decoder import SequenceSlice
+from engine.grammar import GrammarState
 from engine.model_runner import ModelRunner
 from engine.sequence import Sequence, SequenceState
 from engine.target import Block, Drawn, draw, token_logprobs
@@ -74,7 +76,39 @@ class _Generation:
     sequence: Sequence
     speculation: Speculation
     adjustments: Adjustments | None
+    grammar: GrammarState | None
     deadline: float | None
+    grammar_error: str = ""
+    """Why the grammar cannot go on."""
+
+    def masks(self, draft_ids: tuple[int, ...]) -> torch.Tensor | None:
+        """What the grammar allows behind the committed tokens and behind each draft; nothing where
+        it cannot go on."""
+        if self.grammar is None:
+            return None
+        try:
+            return self.grammar.masks(draft_ids)
+        except GrammarError as error:
+            self.grammar_error = str(error)
+            return self.grammar.nothing()
+
+    def commit(self, token_ids: tuple[int, ...]) -> bool:
+        """These are final. False if the grammar fails at them."""
+        if self.adjustments is not None:
+            self.adjustments.commit(token_ids)
+        if self.grammar is None:
+            return True
+        try:
+            self.grammar.commit(token_ids)
+        except GrammarError as error:
+            self.grammar_error = str(error)
+        return not self.grammar_error
+
+    def failure(self) -> PacelineError:
+        """Why there is no token to draw."""
+        if self.grammar_error:
+            return InvalidRequestError(self.grammar_error, param="grammar")
+        return InternalError(_NO_DISTRIBUTION)
 
 
 class Engine:
@@ -180,13 +214,15 @@ class Engine:
 
     def _block(self, scheduled: ScheduledSequence) -> Block:
         sequence = scheduled.sequence
+        generation = self._generations[sequence.seq]
         return Block(
             sequence.request.sampling,
             sequence.request.request_key,
             len(sequence.token_ids),
             scheduled.draft_ids,
             len(scheduled.draft_ids) + 1,
-            self._generations[sequence.seq].adjustments,
+            generation.adjustments,
+            generation.masks(scheduled.draft_ids),
             keeps_logits=sequence.request.num_top_logprobs is not None,
         )
 
@@ -196,10 +232,11 @@ class Engine:
         if drawn is None:
             self._scheduler.commit(scheduled, 0)
             return
+        draft_ids = draft_ids[: len(drawn.token_ids) - 1]
         verification = verify(draft_ids, drawn.token_ids)
         num_accepted = verification.num_accepted_tokens
         if verification.next_token_id is None:
-            self._fail(sequence.seq, InternalError(_NO_DISTRIBUTION))
+            self._fail(sequence.seq, self._generations[sequence.seq].failure())
             return
         self._scheduler.commit(scheduled, num_accepted)
         new_ids = (*draft_ids[:num_accepted], verification.next_token_id)
@@ -215,7 +252,7 @@ class Engine:
         """Deliver accepted drafts and the token after them. `logits` are the model's own, where
         they were asked for."""
         generation = self._generations[sequence.seq]
-        speculation, adjustments = generation.speculation, generation.adjustments
+        speculation = generation.speculation
         start = len(sequence.token_ids)
         num_accepted = len(new_ids) - 1
         first = start == sequence.num_prompt_tokens
@@ -224,8 +261,9 @@ class Engine:
             self._planner.verified(speculation, len(draft_ids), num_accepted)
         refused_ids = draft_ids[num_accepted:]
         emission = sequence.emit(new_ids)
-        if adjustments is not None:
-            adjustments.commit(emission.token_ids)
+        if not generation.commit(emission.token_ids):
+            self._fail(sequence.seq, generation.failure())
+            return
         num_accepted = min(num_accepted, len(emission.token_ids))
         speculation.record(len(draft_ids), num_accepted)
         if draft_ids:
@@ -336,7 +374,9 @@ class Engine:
         )
         if adjustments is not None:
             adjustments.commit(request.resumed_ids)
-        self._generations[message.seq] = _Generation(sequence, speculation, adjustments, deadline)
+        self._generations[message.seq] = _Generation(
+            sequence, speculation, adjustments, message.grammar, deadline
+        )
         self._scheduler.add(sequence)
         if error := self._refusal(sequence):
             self._fail(message.seq, error)
@@ -442,8 +482,11 @@ class Engine:
         )
 
     def _propose(self, sequence: Sequence, max_len: int) -> tuple[int, ...]:
-        chosen = self._generations[sequence.seq].speculation.chosen
-        return tuple(node.token_id for node in chosen[:max_len])
+        generation = self._generations[sequence.seq]
+        draft_ids = tuple(node.token_id for node in generation.speculation.chosen[:max_len])
+        if generation.grammar is not None:
+            draft_ids = draft_ids[: generation.grammar.valid_prefix_len(draft_ids)]
+        return draft_ids
 
     def _say(self, sequence: Sequence, event: GenerationEvent) -> None:
         self._outbox.events.append(SequenceEvent(sequence.seq, event))

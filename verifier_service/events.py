@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from cluster.config import SchedulerConfig, SpeculationConfig
 from cluster.load import VerifierLoad
 from cluster.types import Draft, GenerationEvent, GenerationRequest, Path, SamplingParams
+from engine.grammar import GrammarState
 
 # --- inbox -----------------------------------------------------------------------------------
 
@@ -21,6 +22,8 @@ class Submitted:
 
     seq: int
     request: GenerationRequest
+    grammar: GrammarState | None = None
+    """Of request.grammar, behind the resumed tokens; handed over, never shared."""
 
 
 @dataclass(frozen=True, slots=True)

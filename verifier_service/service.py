@@ -18,6 +18,7 @@ from engine.model_runner import ModelRunner
 from verifier_service.draft_client import DraftClient
 from verifier_service.engine import Engine
 from verifier_service.events import EngineOutput, Reconfigured
+from verifier_service.grammars import Grammars
 from verifier_service.servicer import GenerationServicer
 from verifier_service.step_profile import profile_steps
 
@@ -38,8 +39,13 @@ class VerifierService:
         self._engine = Engine(runner, config.scheduler, config.speculation, self._post, profile)
         hello = TargetHello(self.incarnation, self.card.name, self.card.vocabulary)
         self._draft_client = DraftClient(config.speculation, hello, self._engine.inbox.put)
+        self._grammars = Grammars(self.card)
         self._servicer = GenerationServicer(
-            self.card, self.incarnation, self._engine.inbox.put, self.load
+            self.card,
+            self.incarnation,
+            self._engine.inbox.put,
+            self.load,
+            self._grammars.compile,
         )
         self._rpc: RpcServer | None = None
 
@@ -109,6 +115,7 @@ class VerifierService:
         await self._rpc.stop(grace_s=0)
         await self._draft_client.close()
         await asyncio.to_thread(self._engine.stop, _STOP_TIMEOUT_S)
+        await asyncio.to_thread(self._grammars.close)
 
     def _post(self, output: EngineOutput) -> None:
         """Called by the engine's thread."""

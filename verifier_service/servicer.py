@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 
 from cluster.errors import ERROR_TABLE, IncompatiblePeerError, InvalidRequestError, PacelineError
+from cluster.grammar import GrammarError
 from cluster.load import VerifierLoad
 from cluster.protocol import generation_pb2, generation_pb2_grpc
 from cluster.protocol.codec import (
@@ -38,6 +39,7 @@ from cluster.types import (
     GenerationRequest,
     ModelCard,
 )
+from engine.grammar import GrammarState
 from verifier_service.events import Cancelled, EngineInput, PathChanged, SequenceEvent, Submitted
 
 HELLO_TIMEOUT_S = 5.0
@@ -70,8 +72,15 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         incarnation: str,
         post: Callable[[EngineInput], None],
         load: Callable[[], VerifierLoad],
+        compile_grammar: Callable[[GenerationRequest], GrammarState],
     ) -> None:
+        """`compile_grammar` may block for a second; it runs in a thread. It raises GrammarError or
+        a PacelineError."""
         self._card = card
+        self._compile_grammar = compile_grammar
+        self._compiling: dict[int, GenerationRequest] = {}
+        """Submitted requests whose grammar is not there yet, by seq."""
+        self._tasks: set[asyncio.Task[None]] = set()
         self._incarnation = incarnation
         self._post = post
         self._load = load
@@ -185,14 +194,45 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             stream.seqs[request.request_id] = seq
             self._owners[seq] = stream, request.request_id
             self._idle.clear()
-            self._post(Submitted(seq, request))
+            if request.grammar is None:
+                self._post(Submitted(seq, request))
+            else:
+                self._compiling[seq] = request
+                task = asyncio.create_task(self._submit_constrained(seq, request))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
         for request_id in batch.cancels:
             if (running := stream.seqs.pop(request_id, None)) is not None:
                 self._disown(running)
                 self._post(Cancelled(running))
         for change in batch.set_paths:
-            if (running := stream.seqs.get(change.request_id)) is not None:
+            running = stream.seqs.get(change.request_id)
+            if running in self._compiling:
+                self._compiling[running] = replace(self._compiling[running], path=change.path)
+            elif running is not None:
                 self._post(PathChanged(running, change.path))
+
+    async def _submit_constrained(self, seq: int, request: GenerationRequest) -> None:
+        """Submit once the grammar is compiled, unless it cannot be or nobody waits any more."""
+        try:
+            grammar = await asyncio.to_thread(self._compile_grammar, request)
+        except GrammarError as error:
+            self._refuse(seq, InvalidRequestError(str(error), param="grammar"))
+        except PacelineError as error:
+            self._refuse(seq, error)
+        else:
+            if seq in self._owners:
+                self._post(Submitted(seq, self._compiling[seq], grammar))
+        finally:
+            del self._compiling[seq]
+
+    def _refuse(self, seq: int, error: PacelineError) -> None:
+        if (owner := self._owners.get(seq)) is not None:
+            stream, request_id = owner
+            kind, param = type(error).__name__, error.param or ""
+            stream.tell(ErrorEvent(request_id, kind, error.message, param))
+            del stream.seqs[request_id]
+            self._disown(seq)
 
     def _check_submit(self, stream: _RouterStream, request: GenerationRequest) -> None:
         if not request.request_id or request.request_id in stream.seqs:

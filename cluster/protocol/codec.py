@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from cluster.errors import InvalidRequestError
+from cluster.grammar import GrammarKind, GrammarSpec
 from cluster.load import DrafterLoad, DrafterState, VerifierLoad
 from cluster.protocol import drafting_pb2, generation_pb2, sampling_pb2
 from cluster.protocol.messages import (
@@ -98,6 +99,7 @@ def _encode_submit(request: GenerationRequest) -> generation_pb2.Submit:
         num_speculative_tokens=request.num_speculative_tokens,
         drafter=request.drafter,
         num_top_logprobs=request.num_top_logprobs,
+        grammar=_encode_grammar(request.grammar),
         deadline_ms=request.deadline_ms,
         cache_salt=request.cache_salt,
     )
@@ -116,10 +118,24 @@ def _decode_submit(submit: generation_pb2.Submit) -> GenerationRequest:
         path=_path(submit.speculative),
         num_speculative_tokens=submit.num_speculative_tokens,
         drafter=submit.drafter or "auto",
+        grammar=_decode_grammar(submit.grammar) if submit.HasField("grammar") else None,
         num_top_logprobs=(submit.num_top_logprobs if submit.HasField("num_top_logprobs") else None),
         deadline_ms=submit.deadline_ms,
         cache_salt=submit.cache_salt,
     )
+
+
+def _encode_grammar(spec: GrammarSpec | None) -> generation_pb2.Grammar | None:
+    return None if spec is None else generation_pb2.Grammar(kind=spec.kind, text=spec.text)
+
+
+def _decode_grammar(message: generation_pb2.Grammar) -> GrammarSpec:
+    try:
+        return GrammarSpec(GrammarKind(message.kind), message.text)
+    except ValueError:
+        raise InvalidRequestError(
+            f"there is no kind of grammar {message.kind!r}", param="grammar"
+        ) from None
 
 
 def encode_verifier_batch(batch: VerifierBatch) -> generation_pb2.VerifierBatch:

@@ -58,7 +58,7 @@ class VerifierHello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., noise_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., fingerprint: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "request_key", "prompt_ids", "resumed_ids", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "speculative", "num_speculative_tokens", "drafter", "deadline_ms", "num_top_logprobs", "cache_salt")
+    __slots__ = ("request_id", "request_key", "prompt_ids", "resumed_ids", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "speculative", "num_speculative_tokens", "drafter", "deadline_ms", "num_top_logprobs", "grammar", "cache_salt")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REQUEST_KEY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class Submit(_message.Message):
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     request_key: int
@@ -86,8 +87,17 @@ class Submit(_message.Message):
     drafter: str
     deadline_ms: int
     num_top_logprobs: int
+    grammar: Grammar
     cache_salt: str
-    def __init__(self, request_id: _Optional[str] = ..., request_key: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resumed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculative: _Optional[bool] = ..., num_speculative_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., num_top_logprobs: _Optional[int] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., request_key: _Optional[int] = ..., prompt_ids: _Optional[_Iterable[int]] = ..., resumed_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., speculative: _Optional[bool] = ..., num_speculative_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., deadline_ms: _Optional[int] = ..., num_top_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+
+class Grammar(_message.Message):
+    __slots__ = ("kind", "text")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    text: str
+    def __init__(self, kind: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
 class SetPath(_message.Message):
     __slots__ = ("request_id", "speculative")

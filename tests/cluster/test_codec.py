@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import InvalidRequestError
+from cluster.grammar import GrammarKind, GrammarSpec
 from cluster.load import DrafterLoad, DrafterState, VerifierLoad
 from cluster.protocol import codec, drafting_pb2, generation_pb2
 from cluster.protocol.messages import (
@@ -81,6 +82,7 @@ requests = st.builds(
     deadline_ms=uint32,
     cache_salt=texts,
     num_top_logprobs=st.none() | uint32,
+    grammar=st.none() | st.builds(GrammarSpec, st.sampled_from(GrammarKind), texts),
 )
 router_batches = st.builds(
     RouterBatch,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster import grammar_check
-from cluster.errors import OverloadedError
+from cluster.errors import InternalError, OverloadedError
 from cluster.grammar import MAX_GRAMMAR_BYTES, GrammarError, GrammarKind, GrammarSpec, check_size
 from cluster.grammar_check import GrammarChecker
 from tests.support.hostile_grammars import REFUSED, SERVED
@@ -143,6 +143,16 @@ def test_who_gets_no_turn_is_told_so(
     monkeypatch.setattr(grammar_check, "_ANSWER_WITHIN_S", 0.05)
     with checker._lock, pytest.raises(OverloadedError):
         checker.check(EASY)
+
+
+def test_a_worker_that_cannot_start_is_our_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_check.sys, "executable", "/bin/false")
+    checker = GrammarChecker(TOKENIZER_JSON, vocab_size=1000)
+    with pytest.raises(InternalError):
+        checker.check(EASY)
+    monkeypatch.undo()
+    checker.check(EASY)
+    checker.close()
 
 
 def test_closing_ends_the_process() -> None:

@@ -125,8 +125,6 @@ CHAT: list[tuple[Any, int, str | None]] = [
     (chat(logprobs=5), 400, "logprobs"),
     (chat(logprobs=True, top_logprobs=21), 400, "top_logprobs"),
     (chat(top_logprobs=5), 400, "top_logprobs"),
-    (chat(response_format={"type": "json_object"}), 400, "response_format"),
-    (chat(structured_outputs={}), 400, "structured_outputs"),
     (chat(tools=[{"type": "function"}]), 400, "tools"),
     (chat(tool_choice="required"), 400, "tool_choice"),
     (chat(prediction={"type": "content", "content": "x"}), 400, "prediction"),

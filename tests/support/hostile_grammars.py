@@ -69,7 +69,6 @@ REFUSED: dict[str, GrammarSpec] = {
         {"allOf": [{"anyOf": [{"required": ["a"]}, {"required": ["b"]}]} for _ in range(30)]}
     ),
     "optional characters": _regex("[ax]?" * 10_000),
-    "optional terminals": _lark("start: " + '"a"? ' * 20_000),
     "prime multiple": _schema({"type": "integer", "multipleOf": 99_991}),
     "forced text": _regex("a{1000000}"),
     "nested counts": _regex("((a{1,100}){1,100}){1,100}"),
