@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import random
 import signal
@@ -74,6 +75,41 @@ def test_a_chat_stream_is_the_same_text(client):
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert text == whole.choices[0].message.content
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_structured_output_logprobs_and_penalties_are_the_same_with_drafts(client):
+    """Through every part, as a client would ask for them."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 20},
+            "colour": {"enum": ["red", "green", "blue"]},
+        },
+        "required": ["name", "colour"],
+        "additionalProperties": False,
+    }
+    request = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Describe an apple as JSON."}],
+        "seed": 5,
+        "max_tokens": 80,
+        "presence_penalty": 0.3,
+        "logit_bias": {"0": -100},
+        "logprobs": True,
+        "top_logprobs": 2,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "apple", "schema": schema},
+        },
+    }
+    drafted, plain = (
+        client.chat.completions.create(**request, extra_body=speculation(mode)).choices[0]
+        for mode in ("on", "off")
+    )
+    assert json.loads(plain.message.content)["colour"] in ("red", "green", "blue")
+    assert drafted.message == plain.message
+    assert drafted.logprobs == plain.logprobs
+    assert len(plain.logprobs.content[0].top_logprobs) == 2
 
 
 def test_completions_speculative_and_plain_are_the_same_text(client):

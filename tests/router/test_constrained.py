@@ -56,7 +56,7 @@ async def test_the_grammar_reaches_the_verifier(fields: dict[str, Any], expected
         ({"response_format": "json"}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": json_schema({"type": 7})}, "response_format.json_schema.schema"),
-        ({"response_format": json_schema(DEEP)}, "response_format.json_schema.schema"),
+        ({"response_format": json_schema(DEEP)}, None),  # The body is too deep as a whole.
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
