@@ -146,6 +146,8 @@ class KVCacheManager:
         """Drop the n newest pending slots; blocks that this empties go back to the pool."""
         self._assert_open(cache)
         assert 0 <= n <= cache.num_pending
+        if n == 0:
+            return
         cache.num_pending -= n
         num_kept = self._blocks_for(cache.num_slots)
         self._release(cache.block_table[num_kept:])

@@ -314,6 +314,8 @@ class Engine:
     def _wait_for_drafts(self) -> None:
         """Wait for drafts that are due as long as it pays, and all together no longer than the
         deadline."""
+        if not self._drafts_for_any():
+            return
         deadline_ms = self._speculation.draft_deadline_ms
         deadline = time.monotonic() + deadline_ms / 1e3
         num_decoding = sum(_is_decoding(g.sequence) for g in self._generations.values())
@@ -468,8 +470,14 @@ class Engine:
         if generation.speculation.trie is not None:
             self._outbox.closes.append(seq)
 
+    def _drafts_for_any(self) -> bool:
+        """Without any, a step is as if speculation did not exist."""
+        return any(g.speculation.trie is not None for g in self._generations.values())
+
     def _choose_drafts(self) -> None:
         """Let the planner choose among the drafts of all sequences that decode in this step."""
+        if not self._drafts_for_any():
+            return
         sequences = [*self._scheduler.running, *self._scheduler.waiting]
         decoding = [sequence for sequence in sequences if _is_decoding(sequence)]
         num_prompt_tokens = sum(
