@@ -72,8 +72,10 @@ def _json_source(schema: Any) -> str:
             schema = schema | options
         case True:
             schema = options
-        case _:
+        case False:
             raise GrammarError("the JSON Schema allows nothing")
+        case _:
+            raise GrammarError("a JSON Schema is an object")
     return json.dumps({"grammars": [{"json_schema": schema}]})
 
 

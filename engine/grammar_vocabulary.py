@@ -28,25 +28,25 @@ class GrammarVocabulary:
         if not self.eos_ids:
             raise ValueError("a model without an end-of-sequence token cannot end a grammar's text")
         tokenizer = Tokenizer.from_str(tokenizer_json)
+        known_ids = tokenizer.get_vocab(with_added_tokens=True).values()
         self.eos = self.bits(self.eos_ids)
-        known = self.bits(tokenizer.get_vocab(with_added_tokens=True).values())
-        self.tokens = known & ~self.eos
+        self.tokens = self.bits(known_ids) & ~self.eos
         """The ids that stand for a token, those of the end of sequence excepted."""
-        self.tokenizer = self._automaton_tokenizer(tokenizer_json, tokenizer)
+        try:
+            self.tokenizer = LLTokenizer(
+                tokenizer_json,
+                n_vocab=max(vocab_size, 1 + max(known_ids)),
+                eos_token=sorted(self.eos_ids),
+            )
+        except ValueError:  # of a kind that it does not know
+            pieces = TokenizerWrapper(_pieces(tokenizer, vocab_size, min(self.eos_ids)))
+            self.tokenizer = LLTokenizer(pieces, eos_token=sorted(self.eos_ids))
 
     def bits(self, token_ids: Iterable[int]) -> Bitmask:
         """Just these ids, as far as the model has them."""
         members = np.zeros(self.vocab_size, dtype=bool)
         members[[token_id for token_id in token_ids if token_id < self.vocab_size]] = True
         return np.packbits(members, bitorder="little")
-
-    def _automaton_tokenizer(self, tokenizer_json: str, tokenizer: Tokenizer) -> LLTokenizer:
-        eos_ids = sorted(self.eos_ids)
-        try:
-            return LLTokenizer(tokenizer_json, n_vocab=self.vocab_size, eos_token=eos_ids)
-        except ValueError:
-            vocabulary = _pieces(tokenizer, self.vocab_size, eos_ids[0])
-            return LLTokenizer(TokenizerWrapper(vocabulary), eos_token=eos_ids)
 
 
 class _Pieces(SimpleNamespace):

@@ -23,7 +23,12 @@ from cluster.fingerprint import vocabulary_fingerprint
 from cluster.types import ModelCard
 from engine.decoder import Decoder, UnsupportedModelError
 from engine.embedded import content_identity, converted_folder, embedded_model_folder
-from engine.memory import available_bytes, check_weights_fit, weight_bytes
+from engine.memory import (
+    available_bytes,
+    check_weights_fit,
+    give_back_freed_memory,
+    weight_bytes,
+)
 from engine.models.choice import make_decoder
 
 logger = logging.getLogger(__name__)
@@ -54,6 +59,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     max_model_len = _max_model_len(config, model_config)
     check_weights_fit(config.source, weight_bytes(weight_files, dtype), available_bytes(device))
     decoder = make_decoder(config, folder, model_config, max_model_len, dtype, device)
+    give_back_freed_memory()
     identity = _identity(folder, weight_files, dtype, decoder)
     card = _card(folder, config, model_config, max_model_len, decoder, identity)
     return LoadedModel(decoder, card)

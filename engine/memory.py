@@ -6,6 +6,7 @@ the middle of a step. So weights and KV pool are compared with what is left befo
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
@@ -67,6 +68,13 @@ def available_bytes(device: torch.device) -> int:
         return int(num_free)
     own = Path("/proc/self/cgroup").read_text(encoding="ascii") if _CGROUPS.is_dir() else ""
     return min([psutil.virtual_memory().available, *cgroup_rooms(_CGROUPS, own)])
+
+
+def give_back_freed_memory() -> None:
+    """Return what loading freed to the machine; glibc would keep it for later."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def cgroup_rooms(root: Path, own: str) -> list[int]:

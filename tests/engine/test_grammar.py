@@ -12,6 +12,7 @@ from llguidance import LLParserLimits
 
 from cluster import grammar_matcher
 from cluster.grammar import GrammarError, GrammarKind, GrammarSpec
+from engine.embedded import embedded_model_folder
 from engine.grammar import GrammarCompiler, apply_mask
 from tests.support.grammar_language import (
     EOS_ID,
@@ -244,6 +245,15 @@ def test_a_special_token_may_be_asked_for(language: Language) -> None:
     a_id, b_id = language.ids("a")[0], language.ids("b")[0]
     rows = state.masks([a_id, special_id, b_id])
     assert [allowed_ids(row) for row in rows] == [[a_id], [special_id], [b_id], [EOS_ID]]
+
+
+def test_a_model_may_have_fewer_rows_than_its_tokenizer_has_tokens() -> None:
+    compiler = GrammarCompiler((embedded_model_folder() / "tokenizer.json").read_text(), 1000, (2,))
+    state = compiler.compile(GrammarSpec(GrammarKind.REGEX, "(.|\n)*"))
+    allowed = allowed_ids(state.masks([])[0])
+    assert max(allowed) == 999
+    state.commit(allowed[-3:])
+    compiler.close()
 
 
 def test_a_model_without_an_end_cannot_have_grammars() -> None:

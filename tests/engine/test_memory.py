@@ -155,3 +155,34 @@ def test_pools_take_what_was_predicted(tiny_folders: dict[str, Path]) -> None:
     assert done.returncode == 0, done.stderr
     taken = [int(line) for line in done.stdout.split()]
     assert taken == pytest.approx([POOL_BYTES] * 3, rel=0.05)
+
+
+LOAD_WEIGHTS = """
+import psutil, torch
+from transformers import AutoConfig
+from cluster.config import ModelConfig
+from engine.embedded import embedded_model_folder
+from engine.memory import give_back_freed_memory, weight_bytes
+from engine.models.choice import make_decoder
+from engine.models.weights import weight_files
+from engine.native.native_linear import check_kernels
+
+folder, cpu = embedded_model_folder(), torch.device("cpu")
+model_config = AutoConfig.from_pretrained(folder)
+check_kernels()  # Code is not weights.
+before = psutil.Process().memory_info().rss
+config = ModelConfig(implementation="native")
+decoder = make_decoder(config, folder, model_config, 8192, torch.bfloat16, cpu)
+give_back_freed_memory()
+print(psutil.Process().memory_info().rss - before, weight_bytes(weight_files(folder), torch.bfloat16))
+"""
+
+
+def test_weights_take_what_was_predicted() -> None:
+    """Within 5 %, packed and with the tables of the rotary embedding."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD_WEIGHTS], capture_output=True, check=False, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    taken, predicted = map(int, done.stdout.split())
+    assert taken == pytest.approx(predicted, rel=0.05)
