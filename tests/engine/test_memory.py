@@ -174,7 +174,8 @@ before = psutil.Process().memory_info().rss
 config = ModelConfig(implementation="native")
 decoder = make_decoder(config, folder, model_config, 8192, torch.bfloat16, cpu)
 give_back_freed_memory()
-print(psutil.Process().memory_info().rss - before, weight_bytes(weight_files(folder), torch.bfloat16))
+taken = psutil.Process().memory_info().rss - before
+print(taken, weight_bytes(weight_files(folder), torch.bfloat16))
 """
 
 
