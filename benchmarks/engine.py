@@ -30,7 +30,6 @@ from cluster.config import EMBEDDED_MODEL, KVCacheConfig, ModelConfig
 from engine.embedded import embedded_model_folder
 from engine.loader import load_model
 from engine.model_runner import ModelRunner
-from verifier_service.draft_planner import DraftPlanner
 from verifier_service.scheduler import Scheduler
 
 CONCURRENCIES = (1, 8, 32)
@@ -41,7 +40,6 @@ NUM_ROUNDS = 2
 PHASES = {
     "forward": (ModelRunner, "forward"),
     "draw": (verifier_service.engine, "draw"),
-    "choose drafts": (DraftPlanner, "choose"),
     "schedule": (Scheduler, "schedule"),
     "commit KV": (Scheduler, "commit"),
 }

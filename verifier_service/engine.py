@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import torch
 
@@ -23,22 +22,18 @@ from cluster.errors import (
     OverloadedError,
     PacelineError,
 )
-from cluster.grammar import GrammarError
 from cluster.load import VerifierLoad
 from cluster.types import (
     ErrorEvent,
     FinishEvent,
     GenerationEvent,
     Path,
-    TokenLogprobs,
     TokensEvent,
 )
-from engine.adjustments import Adjustments, adjustments_of
 from engine.decoder import SequenceSlice
-from engine.grammar import GrammarState
 from engine.model_runner import ModelRunner
-from engine.sequence import Sequence, SequenceState
-from engine.target import Block, Drawn, draw, token_logprobs
+from engine.sequence import Sequence
+from engine.target import Drawn, draw
 from verifier_service.acceptance import verify
 from verifier_service.draft_planner import DraftPlanner
 from verifier_service.draft_trie import DraftOutcome, DraftTrie
@@ -58,57 +53,15 @@ from verifier_service.events import (
     Stopped,
     Submitted,
 )
+from verifier_service.generation import Generation
 from verifier_service.outbox import Outbox
 from verifier_service.scheduler import ScheduledSequence, Scheduler, SchedulerOutput
 from verifier_service.speculation import Speculation
 
 logger = logging.getLogger(__name__)
 
-_NO_DISTRIBUTION = "the model's logits are not finite, or the request bans every token"
 _AVERAGING = 0.2
 """Weight of the newest step in the moving averages."""
-
-
-@dataclass(slots=True)
-class _Generation:
-    """A sequence and what the engine keeps beside it."""
-
-    sequence: Sequence
-    speculation: Speculation
-    adjustments: Adjustments | None
-    grammar: GrammarState | None
-    deadline: float | None
-    grammar_error: str = ""
-    """Why the grammar cannot go on."""
-
-    def masks(self, draft_ids: tuple[int, ...]) -> torch.Tensor | None:
-        """What the grammar allows behind the committed tokens and behind each draft; nothing where
-        it cannot go on."""
-        if self.grammar is None:
-            return None
-        try:
-            return self.grammar.masks(draft_ids)
-        except GrammarError as error:
-            self.grammar_error = str(error)
-            return self.grammar.nothing()
-
-    def commit(self, token_ids: tuple[int, ...]) -> bool:
-        """These are final. False if the grammar fails at them."""
-        if self.adjustments is not None:
-            self.adjustments.commit(token_ids)
-        if self.grammar is None:
-            return True
-        try:
-            self.grammar.commit(token_ids)
-        except GrammarError as error:
-            self.grammar_error = str(error)
-        return not self.grammar_error
-
-    def failure(self) -> PacelineError:
-        """Why there is no token to draw."""
-        if self.grammar_error:
-            return InvalidRequestError(self.grammar_error, param="grammar")
-        return InternalError(_NO_DISTRIBUTION)
 
 
 class Engine:
@@ -133,7 +86,7 @@ class Engine:
         self._post = post
         self._scheduler = Scheduler(scheduler, runner.kv)
         self._planner = DraftPlanner(profile)
-        self._generations: dict[int, _Generation] = {}
+        self._generations: dict[int, Generation] = {}
         self._outbox = Outbox()
         self._step_ms = 0.0
         self._step_tokens = 0.0
@@ -209,22 +162,9 @@ class Engine:
             return {}
         logits = self._runner.forward([_slice(scheduled) for scheduled in plan.scheduled])
         drawing = [scheduled for scheduled in plan.scheduled if scheduled.draws]
-        draws = draw(logits, [self._block(scheduled) for scheduled in drawing])
+        blocks = [self._generations[s.sequence.seq].block(s.draft_ids) for s in drawing]
+        draws = draw(logits, blocks)
         return {s.sequence.seq: drawn for s, drawn in zip(drawing, draws, strict=True)}
-
-    def _block(self, scheduled: ScheduledSequence) -> Block:
-        sequence = scheduled.sequence
-        generation = self._generations[sequence.seq]
-        return Block(
-            sequence.request.sampling,
-            sequence.request.request_key,
-            len(sequence.token_ids),
-            scheduled.draft_ids,
-            len(scheduled.draft_ids) + 1,
-            generation.adjustments,
-            generation.masks(scheduled.draft_ids),
-            keeps_logits=sequence.request.num_top_logprobs is not None,
-        )
 
     def _commit(self, scheduled: ScheduledSequence, drawn: Drawn | None) -> None:
         """Make final what the target drew; a prompt chunk that draws nothing only gains KV."""
@@ -279,7 +219,7 @@ class Engine:
                 len(draft_ids),
                 refused_ids,
                 num_cached or 0,
-                self._logprobs(sequence, emission.token_ids, logits),
+                generation.logprobs(emission.token_ids, logits),
             ),
         )
         if emission.finish_reason is not None:
@@ -292,14 +232,6 @@ class Engine:
             speculation.trie.commit(emission.token_ids)
             speculation.asked_at = time.monotonic()
             self._outbox.commits.append(DraftCommit(sequence.seq, start, emission.token_ids))
-
-    def _logprobs(
-        self, sequence: Sequence, token_ids: tuple[int, ...], logits: torch.Tensor | None
-    ) -> tuple[TokenLogprobs, ...]:
-        num_top = sequence.request.num_top_logprobs
-        if logits is None or num_top is None:
-            return ()
-        return token_logprobs(logits, token_ids, num_top)
 
     # --- inbox -------------------------------------------------------------------------------
 
@@ -318,9 +250,9 @@ class Engine:
             return
         deadline_ms = self._speculation.draft_deadline_ms
         deadline = time.monotonic() + deadline_ms / 1e3
-        num_decoding = sum(_is_decoding(g.sequence) for g in self._generations.values())
+        num_decoding = sum(g.is_decoding for g in self._generations.values())
         while True:
-            due = [g.speculation for g in self._generations.values() if _is_due(g)]
+            due = [g.speculation for g in self._generations.values() if g.is_due]
             if not self._planner.waits(due, num_decoding, self._step_ms):
                 return
             remaining_s = deadline - time.monotonic()
@@ -361,24 +293,9 @@ class Engine:
                 self._stopped = True
 
     def _submit(self, message: Submitted) -> None:
-        request = message.request
-        stop_ids = request.stop_token_ids
-        if not request.ignore_eos:
-            stop_ids |= frozenset(self._runner.card.eos_token_ids)
-        sequence = Sequence(message.seq, request, stop_ids, self._runner.max_model_len)
-        depth = request.num_speculative_tokens or self._speculation.num_speculative_tokens
-        speculation = Speculation(
-            min(depth, self._speculation.num_speculative_tokens), request.path
-        )
-        deadline = time.monotonic() + request.deadline_ms / 1e3 if request.deadline_ms else None
-        adjustments = adjustments_of(
-            request.sampling, request.prompt_ids, stop_ids, self._runner.vocab_size
-        )
-        if adjustments is not None:
-            adjustments.commit(request.resumed_ids)
-        self._generations[message.seq] = _Generation(
-            sequence, speculation, adjustments, message.grammar, deadline
-        )
+        generation = Generation.of(message, self._runner.card, self._speculation)
+        sequence, speculation = generation.sequence, generation.speculation
+        self._generations[message.seq] = generation
         self._scheduler.add(sequence)
         if error := self._refusal(sequence):
             self._fail(message.seq, error)
@@ -479,22 +396,19 @@ class Engine:
         if not self._drafts_for_any():
             return
         sequences = [*self._scheduler.running, *self._scheduler.waiting]
-        decoding = [sequence for sequence in sequences if _is_decoding(sequence)]
+        generations = [self._generations[sequence.seq] for sequence in sequences]
+        decoding = [g for g in generations if g.is_decoding]
         num_prompt_tokens = sum(
-            sequence.num_uncomputed_tokens for sequence in sequences if not _is_decoding(sequence)
+            g.sequence.num_uncomputed_tokens for g in generations if not g.is_decoding
         )
         self._planner.choose(
-            [(self._generations[s.seq].speculation, s.max_draft_len) for s in decoding],
+            [(g.speculation, g.sequence.max_draft_len) for g in decoding],
             len(decoding),
             min(num_prompt_tokens, self._config.max_prefill_chunk_tokens),
         )
 
     def _propose(self, sequence: Sequence, max_len: int) -> tuple[int, ...]:
-        generation = self._generations[sequence.seq]
-        draft_ids = tuple(node.token_id for node in generation.speculation.chosen[:max_len])
-        if generation.grammar is not None:
-            draft_ids = draft_ids[: generation.grammar.valid_prefix_len(draft_ids)]
-        return draft_ids
+        return self._generations[sequence.seq].drafts(max_len)
 
     def _say(self, sequence: Sequence, event: GenerationEvent) -> None:
         self._outbox.events.append(SequenceEvent(sequence.seq, event))
@@ -510,16 +424,6 @@ class Engine:
         self._step_ms += _AVERAGING * (step_ms - self._step_ms)
         self._step_tokens += _AVERAGING * (num_tokens - self._step_tokens)
         self._planner.stepped(num_tokens, step_ms)
-
-
-def _is_decoding(sequence: Sequence) -> bool:
-    return sequence.state is SequenceState.RUNNING and sequence.num_uncomputed_tokens == 1
-
-
-def _is_due(generation: _Generation) -> bool:
-    """A draft is on its way that this step could use."""
-    sequence = generation.sequence
-    return _is_decoding(sequence) and sequence.max_draft_len > 0 and generation.speculation.due
 
 
 def _slice(scheduled: ScheduledSequence) -> SequenceSlice:
