@@ -77,7 +77,8 @@ class Engine:
     ) -> None:
         """`profile`: ms of a step by its tokens, as profile_steps measures it; without one every
         draft at hand is verified."""
-        self.inbox: queue.SimpleQueue[EngineInput] = queue.SimpleQueue()
+        # Not a SimpleQueue: CPython's waits for ever if the timeout passes as its get begins.
+        self.inbox: queue.Queue[EngineInput] = queue.Queue()
         self.draft_outcomes = dict.fromkeys(DraftOutcome, 0)
         self.num_preemptions = 0
         self._runner = runner

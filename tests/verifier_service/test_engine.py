@@ -400,3 +400,19 @@ def test_the_thread_serves_and_stops():
         time.sleep(0.005)
     engine.stop(5.0)
     assert not [t for t in threading.enumerate() if t.name == "engine"]
+
+
+def test_a_deadline_that_passes_as_the_wait_begins_hangs_nothing():
+    """Python's SimpleQueue never returned from such a wait."""
+    driver = EngineDriver(
+        ScriptedRunner(hashed_law()),
+        drafter=lambda committed, request: None,
+        speculation=SpeculationConfig(planner="fixed", draft_deadline_ms=1e-5),
+    )
+    for key in range(200):
+        driver.submit([5, 6, 7], max_tokens=4, request_key=key)
+    waiting = threading.Thread(target=driver.run, daemon=True)
+    waiting.start()
+    waiting.join(timeout=60)
+    assert not waiting.is_alive(), "the engine waits for ever"
+    assert all(result.finish for result in driver.results.values())

@@ -12,6 +12,7 @@ import pytest
 
 from cluster.config import ModelConfig
 from engine.decoder import UnsupportedModelError
+from engine.linear import product_kernel
 from engine.loader import load_model
 from engine.native.build import NativeUnavailableError, native_library
 from engine.native.native_linear import NativeLinear, check_kernels
@@ -22,10 +23,10 @@ from tests.support.tiny_models import make_tiny_model
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache without any library, in this process too."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
-    for cached in (native_library, check_kernels):
+    for cached in (native_library, check_kernels, product_kernel):
         cached.cache_clear()
     yield tmp_path
-    for cached in (native_library, check_kernels):
+    for cached in (native_library, check_kernels, product_kernel):
         cached.cache_clear()
 
 
