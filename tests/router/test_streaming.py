@@ -180,7 +180,7 @@ async def test_echo_gives_the_prompt_back(deployment: Deployment) -> None:
 async def test_the_first_text_leaves_at_once() -> None:
     async with (
         deploy(ScriptedVerifier(endless(), step_s=0.05)) as deployment,
-        deployment.service.chat(_request(max_tokens=8)) as reply,
+        deployment.service.chat(_request(max_tokens=30)) as reply,
     ):
         started = time.perf_counter()
         times = [time.perf_counter() - started async for _ in reply.deltas()]
