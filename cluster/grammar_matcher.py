@@ -17,6 +17,11 @@ from cluster.grammar import GrammarError, GrammarKind, GrammarSpec, check_size
 
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 """Between the tokens of JSON. Bounded, since a model may never stop writing spaces."""
+_NO_FORCING = '%llguidance {"no_forcing": true}\n'
+"""Where only one text can follow, llguidance allows just its canonical tokens, which helps a model.
+To know that text it follows the grammar, and in one such as `/a*/ "ab"` it never comes back: all
+that may follow "a" is another, without end. A single regular expression has an end to come to, and
+so has every token of JSON; but this is not known of a grammar."""
 _MAX_MESSAGE_LEN = 300
 
 _LIMITS = LLParserLimits(
@@ -36,6 +41,12 @@ def compile_matcher(tokenizer: LLTokenizer, spec: GrammarSpec) -> LLMatcher:
     matcher = LLMatcher(tokenizer, _source(spec), log_level=0, limits=_LIMITS)
     raise_if_broken(matcher)
     return matcher
+
+
+def forces_tokens(spec: GrammarSpec) -> bool:
+    """Whether the automaton follows ahead what the grammar forces. One that does not must not be
+    asked for it."""
+    return spec.kind is not GrammarKind.LARK
 
 
 def raise_if_broken(matcher: LLMatcher) -> None:
@@ -60,7 +71,7 @@ def _source(spec: GrammarSpec) -> str:
             # whatever engine the client checks it with.
             return _lark_source(f"start: /{regex_to_lark(spec.text, use_ascii='dws')}/")
         case GrammarKind.LARK:
-            return _lark_source(_lark(spec.text))
+            return _lark_source(_NO_FORCING + _lark(spec.text))
         case GrammarKind.CHOICE:
             return _lark_source(f"start: CHOICE\nCHOICE: {_alternatives(_parsed(spec.text))}")
 

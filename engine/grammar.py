@@ -15,7 +15,7 @@ import torch
 
 from cluster.grammar import GrammarError, GrammarSpec
 from cluster.grammar_check import GrammarChecker
-from cluster.grammar_matcher import compile_matcher, raise_if_broken
+from cluster.grammar_matcher import compile_matcher, forces_tokens, raise_if_broken
 from engine.grammar_vocabulary import Bitmask, GrammarVocabulary
 
 _MAX_FORCED_BYTES = 8192
@@ -72,6 +72,7 @@ class GrammarState:
     def __init__(self, vocabulary: GrammarVocabulary, spec: GrammarSpec) -> None:
         self._vocabulary = vocabulary
         self._spec = spec
+        self._forces = forces_tokens(spec)
         self._matcher = compile_matcher(vocabulary.tokenizer, spec)
         """Stands behind `_committed`. It is never fed an end-of-sequence token, since it would not
         take one back exactly."""
@@ -163,7 +164,7 @@ class GrammarState:
         num_bytes = len(self._vocabulary.tokens)  # The automaton gives up to four more.
         mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8, count=num_bytes)
         raise_if_broken(self._matcher)
-        if len(self._matcher.compute_ff_bytes()) > _MAX_FORCED_BYTES:
+        if self._forces and len(self._matcher.compute_ff_bytes()) > _MAX_FORCED_BYTES:
             raise GrammarError(f"the grammar forces over {_MAX_FORCED_BYTES} bytes in a row")
         mask = mask & self._vocabulary.tokens | self._ends(mask)
         if not mask.any():
