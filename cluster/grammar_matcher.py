@@ -8,6 +8,7 @@ client's text safe.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
@@ -17,17 +18,14 @@ from cluster.grammar import GrammarError, GrammarKind, GrammarSpec, check_size
 
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 """Between the tokens of JSON. Bounded, since a model may never stop writing spaces."""
-_NO_FORCING = '%llguidance {"no_forcing": true}\n'
-"""Where only one text can follow, llguidance allows just its canonical tokens, which helps a model.
-To know that text it follows the grammar, and in one such as `/a*/ "ab"` it never comes back: all
-that may follow "a" is another, without end. A single regular expression has an end to come to, and
-so has every token of JSON; but this is not known of a grammar."""
+_OPTIONS = '%llguidance {"no_forcing": true}\n'
+"""Else it would follow what the grammar forces to its end; see engine/forced_text.py."""
 _MAX_MESSAGE_LEN = 300
+_PLACE = re.compile(r"(?:at )?(\d+)\(\d+\): (?:failed to compile JSON schema: )?")
+_QUOTED = re.compile(r" +(?:\d+ \||\^+ *$)")
 
 _LIMITS = LLParserLimits(
-    # A quarter of the default. It also bounds how long one mask can take where the grammar forces
-    # very long text: 0.2 s instead of 1.5 s.
-    initial_lexer_fuel=250_000,
+    initial_lexer_fuel=250_000,  # A quarter of the default.
     # Else compiling would take longer with a real vocabulary than in the check.
     precompute_large_lexemes=False,
     # Messages go to clients.
@@ -39,14 +37,9 @@ def compile_matcher(tokenizer: LLTokenizer, spec: GrammarSpec) -> LLMatcher:
     """The automaton at its start. Raises GrammarError."""
     check_size(spec)
     matcher = LLMatcher(tokenizer, _source(spec), log_level=0, limits=_LIMITS)
-    raise_if_broken(matcher)
+    if matcher.is_error():
+        raise GrammarError(_complaint(matcher.get_error(), spec.kind))
     return matcher
-
-
-def forces_tokens(spec: GrammarSpec) -> bool:
-    """Whether the automaton follows ahead what the grammar forces. One that does not must not be
-    asked for it."""
-    return spec.kind is not GrammarKind.LARK
 
 
 def raise_if_broken(matcher: LLMatcher) -> None:
@@ -61,22 +54,26 @@ def raise_if_broken(matcher: LLMatcher) -> None:
 
 def _source(spec: GrammarSpec) -> str:
     """The grammar in llguidance's notation."""
+    return json.dumps({"grammars": [{"lark_grammar": _OPTIONS + _lark(spec)}]})
+
+
+def _lark(spec: GrammarSpec) -> str:
     match spec.kind:
         case GrammarKind.JSON_OBJECT:
-            return _json_source({"type": "object"})
+            return _json_rule({"type": "object"})
         case GrammarKind.JSON_SCHEMA:
-            return _json_source(_parsed(spec.text))
+            return _json_rule(_parsed(spec.text))
         case GrammarKind.REGEX:
             # Digits, word characters and space are those of ASCII: so what is generated matches
             # whatever engine the client checks it with.
-            return _lark_source(f"start: /{regex_to_lark(spec.text, use_ascii='dws')}/")
+            return f"start: /{regex_to_lark(spec.text, use_ascii='dws')}/"
         case GrammarKind.LARK:
-            return _lark_source(_NO_FORCING + _lark(spec.text))
+            return _from_gbnf(spec.text) if "::=" in spec.text else spec.text
         case GrammarKind.CHOICE:
-            return _lark_source(f"start: CHOICE\nCHOICE: {_alternatives(_parsed(spec.text))}")
+            return f"start: CHOICE\nCHOICE: {_alternatives(_parsed(spec.text))}"
 
 
-def _json_source(schema: Any) -> str:
+def _json_rule(schema: Any) -> str:
     options = {"x-guidance": {"whitespace_pattern": _WHITESPACE}}
     match schema:
         case dict():
@@ -87,11 +84,7 @@ def _json_source(schema: Any) -> str:
             raise GrammarError("the JSON Schema allows nothing")
         case _:
             raise GrammarError("a JSON Schema is an object")
-    return json.dumps({"grammars": [{"json_schema": schema}]})
-
-
-def _lark_source(lark: str) -> str:
-    return json.dumps({"grammars": [{"lark_grammar": lark}]})
+    return f"start: %json {json.dumps(schema)}"
 
 
 def _alternatives(choices: Any) -> str:
@@ -100,9 +93,7 @@ def _alternatives(choices: Any) -> str:
     return " | ".join(json.dumps(str(choice)) for choice in choices)
 
 
-def _lark(text: str) -> str:
-    if "::=" not in text:
-        return text
+def _from_gbnf(text: str) -> str:
     try:
         return any_to_lark(text)
     except Exception as error:  # noqa: BLE001 - it raises nothing more specific
@@ -114,6 +105,17 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"not valid JSON: {error}") from None
+
+
+def _complaint(message: str, kind: GrammarKind) -> str:
+    """What llguidance says of a source, as said of the client's text: with the line in a grammar,
+    which starts one line later in the source, and without the lines quoted below."""
+    said = "\n".join(line for line in message.splitlines() if not _QUOTED.match(line))
+    place = _PLACE.match(said)
+    if place is None:
+        return _shortened(said)
+    line = f"line {int(place[1]) - 1}: " if kind is GrammarKind.LARK else ""
+    return _shortened(line + said[place.end() :])
 
 
 def _shortened(message: str) -> str:

@@ -15,11 +15,9 @@ import torch
 
 from cluster.grammar import GrammarError, GrammarSpec
 from cluster.grammar_check import GrammarChecker
-from cluster.grammar_matcher import compile_matcher, forces_tokens, raise_if_broken
+from cluster.grammar_matcher import compile_matcher, raise_if_broken
+from engine.forced_text import forced_token
 from engine.grammar_vocabulary import Bitmask, GrammarVocabulary
-
-_MAX_FORCED_BYTES = 8192
-"""Each mask reads all that the grammar forces from there on, about 1 ms for 1000 bytes."""
 
 
 def apply_mask(logits: torch.Tensor, bitmask: torch.Tensor) -> None:
@@ -72,7 +70,6 @@ class GrammarState:
     def __init__(self, vocabulary: GrammarVocabulary, spec: GrammarSpec) -> None:
         self._vocabulary = vocabulary
         self._spec = spec
-        self._forces = forces_tokens(spec)
         self._matcher = compile_matcher(vocabulary.tokenizer, spec)
         """Stands behind `_committed`. It is never fed an end-of-sequence token, since it would not
         take one back exactly."""
@@ -164,12 +161,11 @@ class GrammarState:
         num_bytes = len(self._vocabulary.tokens)  # The automaton gives up to four more.
         mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8, count=num_bytes)
         raise_if_broken(self._matcher)
-        if self._forces and len(self._matcher.compute_ff_bytes()) > _MAX_FORCED_BYTES:
-            raise GrammarError(f"the grammar forces over {_MAX_FORCED_BYTES} bytes in a row")
         mask = mask & self._vocabulary.tokens | self._ends(mask)
         if not mask.any():
             raise GrammarError("the grammar allows nothing here")
-        return mask
+        token_id = forced_token(self._matcher, self._vocabulary, mask)
+        return mask if token_id is None else self._vocabulary.bits([token_id])
 
     def _ends(self, mask: Bitmask) -> Bitmask:
         """The end-of-sequence tokens that are allowed here, given what the automaton allows: all

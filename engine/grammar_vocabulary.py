@@ -48,6 +48,12 @@ class GrammarVocabulary:
         members[[token_id for token_id in token_ids if token_id < self.vocab_size]] = True
         return np.packbits(members, bitorder="little")
 
+    def text(self, token_id: int) -> bytes:
+        """What a token adds to the text; nothing if it is special."""
+        if token_id in self.eos_ids or self.tokenizer.is_special_token(token_id):
+            return b""
+        return self.tokenizer.decode_bytes([token_id])
+
 
 class _Pieces(SimpleNamespace):
     """For tokenizers whose kind llguidance does not know: every token on its own, as the router

@@ -67,6 +67,26 @@ def test_grammars_that_only_look_hostile_are_served(checker: GrammarChecker, nam
     assert time.monotonic() - started < WITHIN_S
 
 
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (REFUSED["not implemented"], 'Unimplemented keys: ["not"]'),
+        (REFUSED["unknown type"], "Invalid type: strin"),
+        (REFUSED["itself"], "the grammar allows nothing here"),
+        (REFUSED["nested text"], "not valid JSON: maximum recursion depth exceeded"),
+        (REFUSED["prime multiple"], "the grammar is too complex"),
+        (REFUSED["unclosed class"], "regex parse error: ([ error: unclosed character class"),
+        (lark('start: b\nb: "x'), "line 2: lexer error"),
+        (lark('root ::= "a" b'), "not valid GBNF: Rule 'b' not found"),
+    ],
+)
+def test_it_says_what_is_wrong(checker: GrammarChecker, spec: GrammarSpec, message: str) -> None:
+    with pytest.raises(GrammarError) as refusal:
+        checker.check(spec)
+    assert message in str(refusal.value)
+    assert "no_forcing" not in str(refusal.value)
+
+
 def test_special_tokens_may_be_named(checker: GrammarChecker) -> None:
     checker.check(lark('start: <|end|> "a" <[3-999]>'))
     for text in ("start: <tool>", "start: <|beyond|>"):

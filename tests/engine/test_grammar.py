@@ -12,8 +12,9 @@ from llguidance import LLParserLimits
 
 from cluster import grammar_matcher
 from cluster.grammar import GrammarError, GrammarKind, GrammarSpec
+from engine import grammar
 from engine.embedded import embedded_model_folder
-from engine.grammar import GrammarCompiler, apply_mask
+from engine.grammar import GrammarCompiler, GrammarState, apply_mask
 from tests.support.grammar_language import (
     EOS_ID,
     VOCAB_SIZE,
@@ -261,6 +262,77 @@ def test_a_model_without_an_end_cannot_have_grammars() -> None:
         GrammarCompiler("{}", 128, ())
 
 
+# --- where only one text can follow -------------------------------------------------------------
+
+
+def test_one_token_spells_what_is_forced(language: Language) -> None:
+    schema = {"properties": {"fullname": {}}, "required": ["fullname"], "type": "object"}
+    state = language.schema(schema)
+    assert texts(language, state) == ["{", '{"']  # There may be a space between the two.
+    state.commit(language.ids('{"'))
+    assert texts(language, state) == ["full"]
+    state.commit(language.ids("full"))
+    assert texts(language, state) == ["name"]
+    state.commit(language.ids("name"))
+    assert texts(language, state) == ['"', '":', '":"']
+
+
+WORDY = {
+    "type": "object",
+    "properties": {
+        "fullname": {"enum": ["undecided", "undefined", "größer", "grö"]},
+        "birthplace": {"type": "string", "pattern": "^(North|Northern )?America$"},
+        "is_still_alive": {"type": "boolean"},
+    },
+    "required": ["fullname", "is_still_alive"],
+}
+
+
+def texts(language: Language, state: GrammarState) -> list[str]:
+    return [language.tokenizer.decode([i]) for i in allowed_ids(state.masks([])[0])]
+
+
+def test_only_what_is_forced_is_left_to_one_token(
+    language: Language, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever a longest token stays alone, all others lead to its text."""
+    spec, num_forced = GrammarSpec(GrammarKind.JSON_SCHEMA, json.dumps(WORDY)), 0
+    for seed in range(4):
+        state, rng = language.compiler.compile(spec), random.Random(seed)
+        for token_id in random_walk(language.compiler.compile(spec), rng, language.closing_ids):
+            forced = allowed_ids(state.masks([])[0])
+            with monkeypatch.context() as patched:
+                patched.setattr(grammar, "forced_token", lambda *_: None)
+                allowed = allowed_ids(state.masks([])[0])
+                if forced != allowed:
+                    [forced_id] = forced
+                    num_forced += 1
+                    text = language.compiler._vocabulary.text(forced_id)
+                    for other_id in allowed:
+                        other = language.compiler.compile(spec)
+                        other.commit([*state._committed, other_id])
+                        assert spelled(language, other, [other_id], len(text), rng) == text
+            state.commit([token_id])
+    assert num_forced > 20
+
+
+def spelled(
+    language: Language,
+    state: GrammarState,
+    token_ids: list[int],
+    num_bytes: int,
+    rng: random.Random,
+) -> bytes:
+    """The first bytes of these tokens and of random ones behind them."""
+    text = b""
+    while True:
+        text += language.compiler._vocabulary.text(token_ids[-1])
+        if len(text) >= num_bytes:
+            return text[:num_bytes]
+        token_ids = [*token_ids, rng.choice(allowed_ids(state.masks([])[0]))]
+        state.commit(token_ids[-1:])
+
+
 # --- what cannot go on --------------------------------------------------------------------------
 
 
@@ -279,15 +351,6 @@ def test_a_token_that_is_not_allowed_is_an_error(language: Language) -> None:
     state = language.compile(GrammarKind.JSON_OBJECT)
     with pytest.raises(GrammarError, match="not allow"):
         state.commit(language.ids("Sure"))
-
-
-def test_text_forced_without_end_is_an_error(language: Language) -> None:
-    state = language.compile(GrammarKind.REGEX, "b|a{20000}")
-    a_id = language.ids("a")[0]
-    assert len(state.masks([a_id])) == 1
-    state.commit([a_id])
-    with pytest.raises(GrammarError, match="forces"):
-        state.masks([])
 
 
 @pytest.mark.parametrize("name", ["references in a chain", "itself", "max_tokens"])

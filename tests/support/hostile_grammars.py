@@ -70,7 +70,6 @@ REFUSED: dict[str, GrammarSpec] = {
     ),
     "optional characters": _regex("[ax]?" * 10_000),
     "prime multiple": _schema({"type": "integer", "multipleOf": 99_991}),
-    "forced text": _regex("a{1000000}"),
     "nested counts": _regex("((a{1,100}){1,100}){1,100}"),
     # without end or sense
     "itself": _schema({"$ref": "#"}),
@@ -136,6 +135,8 @@ SERVED: dict[str, GrammarSpec] = {
     "terminal that swallows the next": _lark('start: A B\nA: /a*/\nB: /aa"/'),
     "rule without end": _lark('start: x\nx: "a" x'),
     "rules of rules": _lark('start: a{1000}\na: b{1000}\nb: c{1000}\nc: "x"'),
+    "forced text": _regex("a{1000000}"),
+    "forced text behind a choice": _regex("(foo|ba" + "{2,5}" * 20 + "r)+"),
     "left recursion": _lark('start: start "a" | "a"'),
     "long forced text": _schema({"const": "x y " * 1500}),
 }
