@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,9 @@ def _identity(folder: Path, weight_files: list[Path], dtype: torch.dtype, decode
         digest.update(file.read_bytes() if file.is_file() else b"")
     for file in weight_files:
         digest.update(f"\0{file.name}\0{content_identity(file)}".encode())
-    digest.update(f"\0{dtype}\0{decoder.kernel_class}".encode())
+    # Grammars shape the output too, and another version may allow other tokens.
+    grammars = f"llguidance-{metadata.version('llguidance')}"
+    digest.update(f"\0{dtype}\0{decoder.kernel_class}\0{grammars}".encode())
     return digest.hexdigest()
 
 

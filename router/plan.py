@@ -295,6 +295,11 @@ def _grammar(model: ServedModel, request: SamplingFields) -> GrammarSpec | None:
     output = structured_output(request.response_format, request.structured_outputs)
     if output is None:
         return None
+    if request.ignore_eos:
+        raise InvalidRequestError(
+            f"ignore_eos cannot be combined with {output.param}: nothing follows its end",
+            param="ignore_eos",
+        )
     check_compiles(output, model.grammar_checker)
     return output.spec
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,16 @@ def folder_of(config: PreTrainedConfig, architecture: str, folder: Path) -> Path
 def test_pickled_weights_are_refused(llama: Path) -> None:
     (llama / "model.safetensors").rename(llama / "pytorch_model.bin")
     refused(llama, "Pickled weights")
+
+
+def test_another_version_of_the_grammar_library_is_another_model(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its masks shape the output, so no request moves between the two."""
+    before = card_of(llama).fingerprint
+    assert card_of(llama).fingerprint == before
+    monkeypatch.setattr(metadata, "version", lambda name: "0.0")
+    assert card_of(llama).fingerprint != before
 
 
 def test_hybrids_are_refused(tmp_path: Path) -> None:

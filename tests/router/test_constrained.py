@@ -59,6 +59,7 @@ async def test_the_grammar_reaches_the_verifier(fields: dict[str, Any], expected
         ({"response_format": json_schema(DEEP)}, None),  # The body is too deep as a whole.
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": ["a"]}, "ignore_eos": True}, "ignore_eos"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"grammar": "start: ("}}, "structured_outputs.grammar"),
     ],
