@@ -32,7 +32,7 @@ from cluster.types import (
 )
 from engine.decoder import SequenceSlice
 from engine.model_runner import ModelRunner
-from engine.sequence import Sequence
+from engine.sequence import Emission, Sequence
 from engine.target import Drawn, draw
 from verifier_service.acceptance import verify
 from verifier_service.draft_planner import DraftPlanner
@@ -223,6 +223,11 @@ class Engine:
                 generation.logprobs(emission.token_ids, logits),
             ),
         )
+        self._follow(generation, start, emission)
+
+    def _follow(self, generation: Generation, start: int, emission: Emission) -> None:
+        """End the generation, or ask for drafts behind its new tokens."""
+        sequence, speculation = generation.sequence, generation.speculation
         if emission.finish_reason is not None:
             request_id = sequence.request.request_id
             self._say(
