@@ -61,6 +61,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     check_weights_fit(config.source, weight_bytes(weight_files, dtype), available_bytes(device))
     decoder = make_decoder(config, folder, model_config, max_model_len, dtype, device)
     give_back_freed_memory()
+    logger.info("%s runs in the %s decoder (%s)", folder, decoder.name, decoder.kernel_class)
     identity = _identity(folder, weight_files, dtype, decoder)
     card = _card(folder, config, model_config, max_model_len, decoder, identity)
     return LoadedModel(decoder, card)
