@@ -8,8 +8,14 @@ CONFIG ?= cluster/serve/local.yaml
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export RAY_USAGE_STATS_ENABLED ?= 0
+# What was compiled is kept, whatever the caller says: pytest would rewrite every test in each worker.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install serve test test-long test-gpu lint proto
+# Two processes, each with files of its own. Tests with a Ray cluster, and those that two busy cores
+# would disturb, run after the others.
+PARALLEL := -n 2 --dist loadfile
+
+.PHONY: install serve test test-long test-gpu lint proto chart
 
 install: $(VENV)/.installed
 
@@ -25,14 +31,20 @@ serve: install
 	$(BIN)/paceline serve --config $(CONFIG) --port $(PORT)
 
 test: install
-	$(BIN)/python -m pytest -m 'not long and not gpu'
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not long and not gpu and not ray and not alone'
+	$(BIN)/python -m pytest -m '(ray or alone) and not long'
 
 test-long: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not gpu and not ray and not alone'
+	$(BIN)/python -m pytest -m 'ray or alone'
 
 # Needs a GPU and no Ray: whatever Python has torch with CUDA.
 test-gpu:
 	$(PYTHON) -m pytest -m gpu -s tests/gpu
+
+# Lints and renders helm/ with every values file, by two majors of helm, and checks what comes out.
+chart: install
+	$(BIN)/python -m pytest tests/helm tests/cluster/docker
 
 lint: install proto
 	git diff --exit-code -- '*_pb2*'

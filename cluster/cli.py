@@ -1,4 +1,9 @@
-"""The command line: `paceline COMMAND`. Exit codes: 0 done, 1 failed, 2 bad usage."""
+"""The command line: `paceline COMMAND`. Exit codes: 0 done, 1 failed, 2 bad usage.
+
+Commands that need more than this package may know are brought by the packages that own them, as
+entry points of the group `paceline.commands`: each is a function that adds its parser and sets
+`command` to what runs it, a function of the parsed arguments that says whether it succeeded.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,15 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from cluster.commands import chat, status
-from cluster.commands.api_client import DEFAULT_URL, ApiClient, ApiError
+from cluster.commands.api_client import DEFAULT_URL, ApiClient
+from cluster.commands.command_error import CommandError
 
+COMMANDS = "paceline.commands"
 DEFAULT_CONFIG = Path(__file__).parent / "serve" / "local.yaml"
 
 
@@ -21,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         succeeded = arguments.command(arguments)
         sys.stdout.flush()
-    except ApiError as error:
+    except CommandError as error:
         print(f"paceline: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -51,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_url(talk)
     talk.add_argument("prompt", nargs="?", metavar="PROMPT", help="without it, a conversation")
     talk.set_defaults(command=_chat)
+
+    for brought in sorted(entry_points(group=COMMANDS), key=lambda entry: entry.name):
+        brought.load()(commands)
     return parser
 
 
@@ -79,11 +90,7 @@ def _url(text: str) -> str:
 def _serve(arguments: argparse.Namespace) -> bool:
     from cluster import launcher  # Imports Ray, which the other commands do not need.
 
-    try:
-        launcher.run(arguments.config, arguments.port)
-    except launcher.LaunchError as error:
-        print(f"paceline: {error}", file=sys.stderr)
-        return False
+    launcher.run(arguments.config, arguments.port)
     return True
 
 

@@ -42,6 +42,10 @@ class ModelNotFoundError(PacelineError):
     """The named model is not served here."""
 
 
+class SlowRequestError(PacelineError):
+    """The body did not arrive in time."""
+
+
 class PayloadTooLargeError(PacelineError):
     """The body is over the limit."""
 
@@ -91,6 +95,7 @@ ERROR_TABLE: dict[type[PacelineError], ErrorRow] = {
     InvalidRequestError: ErrorRow(400, "invalid_request_error", grpc.StatusCode.INVALID_ARGUMENT),
     AuthenticationError: ErrorRow(401, "authentication_error", grpc.StatusCode.UNAUTHENTICATED),
     ModelNotFoundError: ErrorRow(404, "invalid_request_error", grpc.StatusCode.NOT_FOUND),
+    SlowRequestError: ErrorRow(408, "invalid_request_error", grpc.StatusCode.DEADLINE_EXCEEDED),
     PayloadTooLargeError: ErrorRow(413, "invalid_request_error", grpc.StatusCode.OUT_OF_RANGE),
     TenantOverloadedError: ErrorRow(429, "rate_limit_error", grpc.StatusCode.RESOURCE_EXHAUSTED),
     CancelledRequestError: ErrorRow(499, "cancelled", grpc.StatusCode.CANCELLED),

@@ -22,6 +22,7 @@ _OPTIONS = '%llguidance {"no_forcing": true}\n'
 """Else it would follow what the grammar forces to its end; see engine/forced_text.py."""
 _MAX_MESSAGE_LEN = 300
 _PLACE = re.compile(r"(?:at )?(\d+)\(\d+\): (?:failed to compile JSON schema: )?")
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _QUOTED = re.compile(r" +(?:\d+ \||\^+ *$)")
 
 _LIMITS = LLParserLimits(
@@ -54,10 +55,11 @@ def raise_if_broken(matcher: LLMatcher) -> None:
 
 def _source(spec: GrammarSpec) -> str:
     """The grammar in llguidance's notation."""
-    return json.dumps({"grammars": [{"lark_grammar": _OPTIONS + _lark(spec)}]})
+    return json.dumps({"grammars": [{"lark_grammar": _OPTIONS + lark(spec)}]})
 
 
-def _lark(spec: GrammarSpec) -> str:
+def lark(spec: GrammarSpec) -> str:
+    """A spec in Lark's notation, from its rule `start`. Raises GrammarError."""
     match spec.kind:
         case GrammarKind.JSON_OBJECT:
             return _json_rule({"type": "object"})
@@ -68,7 +70,7 @@ def _lark(spec: GrammarSpec) -> str:
             # whatever engine the client checks it with.
             return f"start: /{regex_to_lark(spec.text, use_ascii='dws')}/"
         case GrammarKind.LARK:
-            return _from_gbnf(spec.text) if "::=" in spec.text else spec.text
+            return _from_gbnf(spec.text) if _GBNF_RULE.search(spec.text) else spec.text
         case GrammarKind.CHOICE:
             return f"start: CHOICE\nCHOICE: {_alternatives(_parsed(spec.text))}"
 

@@ -21,6 +21,8 @@ import ray
 import yaml
 from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
+from cluster.commands.command_error import CommandError
+
 READY_TIMEOUT_S = 900.0
 """The first start converts or downloads the model."""
 _POLL_S = 0.5
@@ -36,7 +38,7 @@ _MIN_LOGICAL_CPUS = 8
 """Ray's CPUs are bookkeeping; a small laptop must be able to place every replica."""
 
 
-class LaunchError(Exception):
+class LaunchError(CommandError):
     """The system did not come up; the message says why."""
 
 

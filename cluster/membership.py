@@ -27,6 +27,7 @@ from ray.exceptions import RayError
 from ray.serve.handle import DeploymentHandle
 
 from cluster.config import RpcConfig
+from cluster.metrics import MemberLabels
 from cluster.types import Member, Members
 
 logger = logging.getLogger("ray.serve")
@@ -69,6 +70,12 @@ def this_replica(
         fingerprint=fingerprint,
         decoder=decoder,
     )
+
+
+def replica_labels() -> MemberLabels:
+    """Serve's names of this replica, as its metrics carry them."""
+    context = serve.get_replica_context()
+    return MemberLabels(context.deployment, context.replica_id.unique_id, context.app_name)
 
 
 def member_metadata(member: Member) -> dict[str, Any]:

@@ -15,12 +15,18 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from cluster.member_auth import OPEN, MemberAuth, Role
+
 MAX_MESSAGE_BYTES = 16 << 20
+PING_EVERY_MS = 2_000
+PING_TIMEOUT_MS = 2_000
+"""A peer that is busy is not lost: compiling a grammar may hold Python's lock for a second, and a
+verifier that is taken for lost computes all that it was running anew elsewhere."""
 
 CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
-    ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 1_000),
-    ("grpc.http2.ping_timeout_ms", 1_000),
+    ("grpc.keepalive_time_ms", PING_EVERY_MS),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -30,9 +36,9 @@ CHANNEL_OPTIONS: Sequence[tuple[str, int]] = (
 )
 
 SERVER_OPTIONS: Sequence[tuple[str, int]] = (
-    ("grpc.keepalive_time_ms", 2_000),
-    ("grpc.keepalive_timeout_ms", 1_000),
-    ("grpc.http2.ping_timeout_ms", 1_000),
+    ("grpc.keepalive_time_ms", PING_EVERY_MS),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
@@ -40,6 +46,8 @@ SERVER_OPTIONS: Sequence[tuple[str, int]] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),
+    # Of one connection; a member opens one stream and a few short calls.
+    ("grpc.max_concurrent_streams", 128),
 )
 
 
@@ -69,22 +77,31 @@ async def start_rpc_server(
     *,
     host: str,
     port: int = 0,
+    auth: MemberAuth = OPEN,
 ) -> RpcServer:
-    """Start a server with health and reflection beside the service that `register` adds."""
-    server = grpc.aio.server(options=list(SERVER_OPTIONS))
+    """Start a server with health and, if it is open, reflection beside what `register` adds."""
+    server = grpc.aio.server(options=list(SERVER_OPTIONS), interceptors=auth.interceptors())
     register(server)
     health_servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    names = (service_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
-    bound = server.add_insecure_port(f"{host}:{port}")
+    if auth.is_open:
+        names = (service_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
+    bound = auth.add_port(server, f"{host}:{port}")
     await server.start()
     for name in ("", service_name):
         await health_servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
     return RpcServer(server, f"{host}:{bound}", health_servicer)
 
 
-def open_channel(address: str, *, max_receive_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
-    """A channel to a member's server. A message over `max_receive_bytes` ends its stream."""
+def open_channel(
+    address: str,
+    peer: Role,
+    *,
+    auth: MemberAuth = OPEN,
+    max_receive_bytes: int = MAX_MESSAGE_BYTES,
+) -> grpc.aio.Channel:
+    """A channel to the server of a member that must be a `peer`; calls on it must carry
+    `auth.metadata`. A message over `max_receive_bytes` ends its stream."""
     options = dict(CHANNEL_OPTIONS) | {"grpc.max_receive_message_length": max_receive_bytes}
-    return grpc.aio.insecure_channel(address, options=list(options.items()))
+    return auth.channel(address, peer, options)

@@ -6,7 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
+from cluster.draft_law import DraftLaw
 from cluster.grammar import GrammarSpec
 
 
@@ -76,7 +78,7 @@ class GenerationRequest:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     max_tokens: int
-    """Most tokens to generate, `resumed_ids` included."""
+    """Most tokens to generate, `resumed_ids` included; 0 generates nothing."""
     resumed_ids: tuple[int, ...] = ()
     """Generated tokens that the client already has, from a verifier that was lost."""
     stop_token_ids: frozenset[int] = frozenset()
@@ -86,15 +88,22 @@ class GenerationRequest:
     num_speculative_tokens: int = 0
     """Most drafts verified in a step; 0 takes the verifier's own setting."""
     drafter: str = "auto"
+    """auto, or the only kind of drafter that may draft."""
+    prediction_ids: tuple[int, ...] = ()
+    """What the client says the answer will be. Drafted from on either path."""
     grammar: GrammarSpec | None = None
     """What the text must look like; None is any text."""
     num_top_logprobs: int | None = None
     """How many of the likeliest tokens to tell beside each token's own log probability; None tells
     neither."""
+    num_prompt_logprobs: int | None = None
+    """The same for the prompt's tokens."""
     deadline_ms: int = 0
     """Time left to finish; 0 is none."""
     cache_salt: str = ""
     """Only requests with the same salt reuse one another's KV."""
+    priority: int = 0
+    """Lower ones leave the verifier's queue first; equal ones in the order they came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +111,7 @@ class SpeculationStats:
     """What speculation did for one request."""
 
     drafter: str = ""
-    """Drafter last used; empty if none."""
+    """The one of which most tokens were accepted, of equal ones the first; empty if none."""
     num_steps: int = 0
     """Forwards that committed tokens of this request."""
     drafted_per_position: tuple[int, ...] = ()
@@ -124,10 +133,30 @@ class TokenLogprobs:
     temperature and truncation."""
 
     logprob: float
-    """Of the token that was drawn."""
+    """Of the token itself."""
     top_ids: tuple[int, ...] = ()
     """The likeliest tokens, descending."""
     top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobsEvent:
+    """Log probabilities of prompt tokens that one step computed. All of a request's come before its
+    first token, and before its end."""
+
+    request_id: str
+    position: int
+    """Of the first, counted from the first prompt token, which has none."""
+    logprobs: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRun:
+    """Drafts in a row that one drafter proposed."""
+
+    drafter: str
+    """Kind of a drafter inside the verifier, or name of a drafter replica."""
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +177,12 @@ class TokensEvent:
     """Prompt tokens whose KV was there already; told at position 0 only."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Per id, where the request asked for them."""
+    draft_runs: tuple[DraftRun, ...] = ()
+    """Who proposed the drafts of the step, in order."""
+    predicted: tuple[bool, ...] = ()
+    """Per id: the client's prediction had it next. Empty without one."""
+    num_resyncs: int = 0
+    """How often, at these ids, an answer that had left the prediction was found in it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,29 +205,35 @@ class ErrorEvent:
     param: str = ""
 
 
-GenerationEvent = TokensEvent | FinishEvent | ErrorEvent
+GenerationEvent = PromptLogprobsEvent | TokensEvent | FinishEvent | ErrorEvent
 
 
-@dataclass(frozen=True, slots=True)
-class DraftNode:
-    """One proposed token in a draft's trie."""
+class DraftNode(NamedTuple):
+    """One proposed token in a draft's trie. A tuple, since a step may bring hundreds."""
 
     token_id: int
     parent: int
     """Index of the parent node in the same draft; -1 is the anchor."""
     confidence: float = 1.0
     """Estimated chance of acceptance given that the parent was accepted."""
+    law: DraftLaw | None = None
+    """That the token was drawn from, in a session that asked for laws."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A small trie that hangs on a prefix. Empty `nodes` is legal and means: nothing to propose."""
+    """A small trie that hangs on a prefix, appended to what was drafted before. Empty `nodes` is
+    legal: nothing new."""
 
     anchor_position: int
     """Number of tokens before the first node."""
     anchor_hash: int
     """Prefix hash of those tokens; see cluster/protocol/prefix_hash.py."""
     nodes: tuple[DraftNode, ...] = ()
+    answers: int | None = None
+    """The drafter has said all that it was asked for behind this many committed tokens: its chain
+    from there is as long as was wanted, or ends. None: more is to come, or this was not asked
+    for."""
 
 
 @dataclass(frozen=True, slots=True)

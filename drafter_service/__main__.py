@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (%(default)s)")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free port")
     parser.add_argument("--config", type=Path, help="YAML file with the Drafter's configuration")
-    parser.add_argument("--kind", choices=("ngram", "model"), help="how drafts are made")
+    parser.add_argument("--kind", choices=("ngram", "suffix", "model"), help="how drafts are made")
     parser.add_argument(
         "--model", metavar="SOURCE", help="draft model: hub id, folder, .gguf file or embedded"
     )

@@ -10,8 +10,15 @@ from typing import Any
 
 from ray import serve
 
+from cluster.collector import spare_what_is_loaded
 from cluster.config import DrafterConfig
-from cluster.membership import DEPLOYMENT_OPTIONS, bind_host, member_metadata, this_replica
+from cluster.membership import (
+    DEPLOYMENT_OPTIONS,
+    bind_host,
+    member_metadata,
+    replica_labels,
+    this_replica,
+)
 from drafter_service.service import DrafterService
 
 
@@ -20,7 +27,10 @@ class DrafterReplica:
 
     async def __init__(self, config: DrafterConfig) -> None:  # type: ignore[misc]  # Serve awaits it.
         self._config = config
-        self._service = await DrafterService.start(config, host=bind_host(config.rpc))
+        self._service = await DrafterService.start(
+            config, host=bind_host(config.rpc), labels=replica_labels()
+        )
+        spare_what_is_loaded()
 
     def record_replica_metadata(self) -> dict[str, Any]:
         service = self._service
@@ -29,6 +39,10 @@ class DrafterReplica:
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve sees no draft traffic, so the policy is told."""
         return self._service.autoscaling_stats()
+
+    async def wake(self) -> None:
+        """What a verifier calls that wants a drafter while there is none: the call waits for a
+        replica, which the autoscaling policy sees."""
 
     async def check_health(self) -> None:
         self._service.check_health()

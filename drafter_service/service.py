@@ -9,14 +9,19 @@ import grpc
 
 from cluster.config import DrafterConfig
 from cluster.errors import InternalError
+from cluster.member_auth import MemberAuth
+from cluster.members_service import MembersServicer
+from cluster.metrics import MemberLabels
 from cluster.protocol import drafting_pb2, drafting_pb2_grpc
 from cluster.protocol.messages import DrafterHello, DrafterReport
 from cluster.rpc import RpcServer, new_incarnation, start_rpc_server
-from drafter_service.scheduler import DraftLoop
+from drafter_service.metrics import DrafterMetrics
+from drafter_service.scheduler import DraftLoop, Limits
 from drafter_service.servicer import DraftingServicer
 from drafter_service.session import SessionTable
 from engine.drafting.interface import Drafter
 from engine.drafting.ngram import NgramDrafter
+from engine.drafting.suffix import SuffixDrafter
 
 _SERVICE_NAME = drafting_pb2.DESCRIPTOR.services_by_name["Drafting"].full_name
 _END_GRACE_S = 1.0
@@ -37,8 +42,10 @@ class DrafterService:
         vocabulary: str = "",
         max_context_len: int = 0,
         incarnation: str | None = None,
+        labels: MemberLabels | None = None,
     ) -> None:
-        """`name`, `vocabulary` and `max_context_len` are told in the hello; see DrafterHello."""
+        """`name`, `vocabulary` and `max_context_len` are told in the hello; see DrafterHello.
+        `labels` are those of its metrics; by default its incarnation."""
         self.name = name
         self.incarnation = incarnation or new_incarnation()
         hello = DrafterHello(
@@ -49,29 +56,42 @@ class DrafterService:
             max_speculative_tokens=config.max_speculative_tokens,
             max_context_len=max_context_len,
             kind=config.kind,
+            tells_laws=config.kind == "model",
         )
         self._table = SessionTable(config.max_sessions, config.session_ttl_s, max_context_len)
-        self._draft_loop = DraftLoop(self._table, drafter, config.max_speculative_tokens)
+        limits = Limits(config.max_speculative_tokens, config.ahead)
+        self._draft_loop = DraftLoop(self._table, drafter, limits)
         self._servicer = DraftingServicer(hello, self._table, self._draft_loop)
+        self.metrics = DrafterMetrics(
+            labels or MemberLabels("Drafter", self.incarnation), self._table
+        )
+        self._auth = MemberAuth(config.rpc)
         self._rpc: RpcServer | None = None
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(
-        cls, config: DrafterConfig, *, host: str, incarnation: str | None = None
+        cls,
+        config: DrafterConfig,
+        *,
+        host: str,
+        incarnation: str | None = None,
+        labels: MemberLabels | None = None,
     ) -> DrafterService:
         """The drafter that the configuration names, listening. Takes as long as its model takes to
         load, if it has one."""
         if config.kind == "model":
-            service = await cls._of_model(config, incarnation)
+            service = await cls._of_model(config, incarnation, labels)
         else:
-            ngram = NgramDrafter(**config.ngram.model_dump())
-            service = cls(config, ngram, name=config.kind, incarnation=incarnation)
+            drafter = _without_model(config)
+            service = cls(config, drafter, name=config.kind, incarnation=incarnation, labels=labels)
         await service.listen(host, config.rpc.port)
         return service
 
     @classmethod
-    async def _of_model(cls, config: DrafterConfig, incarnation: str | None) -> DrafterService:
+    async def _of_model(
+        cls, config: DrafterConfig, incarnation: str | None, labels: MemberLabels | None
+    ) -> DrafterService:
         # Here, because it brings torch and transformers, which the other drafters do without.
         from drafter_service.model_drafter import ModelDrafter
 
@@ -86,6 +106,7 @@ class DrafterService:
             vocabulary=drafter.vocabulary,
             max_context_len=drafter.max_context_len,
             incarnation=incarnation,
+            labels=labels,
         )
 
     async def listen(self, host: str, port: int = 0) -> None:
@@ -96,11 +117,13 @@ class DrafterService:
             _SERVICE_NAME,
             host=host,
             port=port,
+            auth=self._auth,
         )
 
     def _register(self, server: grpc.aio.Server) -> None:
         add = drafting_pb2_grpc.add_DraftingServicer_to_server
         add(self._servicer, server)  # type: ignore[no-untyped-call]
+        MembersServicer(self.metrics.text).register(server)
 
     @property
     def address(self) -> str:
@@ -124,8 +147,10 @@ class DrafterService:
         report = self.report()
         return {
             "sessions": float(report.sessions),
+            "active_sessions": float(self._table.num_active),
             "tokens_per_s": report.tokens_per_s,
             "queue_ms": report.queue_ms,
+            "num_branches": float(report.num_branches),
         }
 
     def check_health(self) -> None:
@@ -149,3 +174,9 @@ class DrafterService:
         await self._rpc.stop(_END_GRACE_S)
         self._task.cancel()
         await asyncio.wait([self._task], timeout=_END_GRACE_S)
+
+
+def _without_model(config: DrafterConfig) -> Drafter:
+    if config.kind == "suffix":
+        return SuffixDrafter(**config.suffix.model_dump())
+    return NgramDrafter(**config.ngram.model_dump())

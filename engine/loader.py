@@ -16,14 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from cluster.config import EMBEDDED_MODEL, ModelConfig
+from cluster.config import EMBEDDED_DRAFTER, EMBEDDED_MODEL, ModelConfig
 from cluster.fingerprint import vocabulary_fingerprint
 from cluster.types import ModelCard
 from engine.decoder import Decoder, UnsupportedModelError
-from engine.embedded import content_identity, converted_folder, embedded_model_folder
+from engine.embedded import (
+    EMBEDDED_DRAFTER_FOLDER,
+    content_identity,
+    converted_folder,
+    embedded_model_folder,
+)
 from engine.memory import (
     available_bytes,
     check_weights_fit,
@@ -31,6 +37,7 @@ from engine.memory import (
     weight_bytes,
 )
 from engine.models.choice import make_decoder
+from engine.models.distilled import DistilledDrafter, find_drafter
 
 logger = logging.getLogger(__name__)
 
@@ -52,22 +59,27 @@ class LoadedModel:
 def load_model(config: ModelConfig) -> LoadedModel:
     """Load what `config` names. Raises UnsupportedModelError with the reason."""
     torch.set_num_threads(config.num_threads)
-    folder = _local_folder(config)
-    weight_files = _weight_files(folder)
-    model_config = _model_config(folder)
-    device = _device(config.device)
+    own_folder = model_folder(config)
+    weight_files = _weight_files(own_folder)
+    drafter = find_drafter(own_folder)
+    # Of a distilled drafter all but the layers is its target's.
+    folder = own_folder if drafter is None else _target_folder(config, drafter)
+    model_config = read_model_config(folder)
+    device = device_of(config)
     dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
     max_model_len = _max_model_len(config, model_config)
-    check_weights_fit(config.source, weight_bytes(weight_files, dtype), available_bytes(device))
-    decoder = make_decoder(config, folder, model_config, max_model_len, dtype, device)
+    check_weights_fit(config.source, _weight_bytes(weight_files, dtype), available_bytes(device))
+    decoder = make_decoder(config, folder, model_config, max_model_len, dtype, device, drafter)
     give_back_freed_memory()
-    logger.info("%s runs in the %s decoder (%s)", folder, decoder.name, decoder.kernel_class)
-    identity = _identity(folder, weight_files, dtype, decoder)
+    logger.info("%s runs in the %s decoder (%s)", own_folder, decoder.name, decoder.kernel_class)
+    identity = _identity(own_folder, weight_files, dtype, decoder)
     card = _card(folder, config, model_config, max_model_len, decoder, identity)
     return LoadedModel(decoder, card)
 
 
-def _device(name: str) -> torch.device:
+def device_of(config: ModelConfig) -> torch.device:
+    """Where a model runs."""
+    name = config.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
@@ -76,9 +88,13 @@ def _device(name: str) -> torch.device:
 # --- where a model comes from -----------------------------------------------------------------
 
 
-def _local_folder(config: ModelConfig) -> Path:
+def model_folder(config: ModelConfig) -> Path:
+    """Where the files of `config.source` lie; fetches or converts them first if need be. Raises
+    UnsupportedModelError."""
     if config.source == EMBEDDED_MODEL:
         return embedded_model_folder()
+    if config.source == EMBEDDED_DRAFTER:
+        return EMBEDDED_DRAFTER_FOLDER
     path = Path(config.source)
     if path.suffix == ".gguf":
         if not path.is_file():
@@ -89,6 +105,17 @@ def _local_folder(config: ModelConfig) -> Path:
     if config.source.startswith(("embedded:", "/", ".")):
         raise UnsupportedModelError(f"there is no model {config.source!r}")
     return _download(config.source, config.revision)
+
+
+def _target_folder(config: ModelConfig, drafter: DistilledDrafter) -> Path:
+    of_target = {
+        "source": drafter.description.target,
+        "revision": drafter.description.target_revision,
+    }
+    folder = model_folder(config.model_copy(update=of_target))
+    if find_drafter(folder) is not None:
+        raise UnsupportedModelError(f"the target of {drafter.folder} is a drafter itself: {folder}")
+    return folder
 
 
 def _download(hub_id: str, revision: str | None) -> Path:
@@ -114,10 +141,21 @@ def _weight_files(folder: Path) -> list[Path]:
     return files
 
 
+def _weight_bytes(files: list[Path], dtype: torch.dtype) -> int:
+    try:
+        return weight_bytes(files, dtype)
+    except SafetensorError as error:
+        raise UnsupportedModelError(
+            f"a file of weights in {files[0].parent} is damaged: {error}"
+        ) from error
+
+
 # --- what is refused --------------------------------------------------------------------------
 
 
-def _model_config(folder: Path) -> Any:
+def read_model_config(folder: Path) -> Any:
+    """The transformers config in a folder. Raises UnsupportedModelError with every reason not to
+    serve that model."""
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (KeyError, OSError, ValueError) as error:
@@ -184,7 +222,8 @@ def _card(
     if not tokenizer_file.is_file():
         raise UnsupportedModelError(f"{folder} has no tokenizer.json; save it as a fast tokenizer")
     tokenizer_json = tokenizer_file.read_text(encoding="utf-8")
-    vocabulary = vocabulary_fingerprint(tokenizer_json)
+    eos_token_ids = _eos_token_ids(folder, model_config)
+    vocabulary = vocabulary_fingerprint(tokenizer_json, eos_token_ids)
     tokenizer_config = _read_json(folder / "tokenizer_config.json")
     return ModelCard(
         name=config.name or _default_name(config.source),
@@ -193,7 +232,7 @@ def _card(
         vocabulary=vocabulary,
         decoder=decoder.name,
         fingerprint=hashlib.sha256(f"{identity}\0{vocabulary}".encode()).hexdigest()[:32],
-        eos_token_ids=_eos_token_ids(folder, model_config),
+        eos_token_ids=eos_token_ids,
         tokenizer_json=tokenizer_json,
         chat_template=_chat_template(folder, tokenizer_config),
         bos_token=_special_token(tokenizer_config, "bos_token"),

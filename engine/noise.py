@@ -8,6 +8,7 @@ splitmix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generato
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable
 from functools import lru_cache
@@ -42,6 +43,23 @@ def noise_states(positions: Iterable[tuple[int, int]]) -> Words:
         for request_key, position in positions
     ]
     return np.array(states, np.uint64)
+
+
+def derived_key(request_key: int, use: bytes) -> int:
+    """A request's key for another use, unsigned 64 bit: its noise is independent of what the
+    request's own key gives, and of every other use."""
+    digest = hashlib.blake2b(request_key.to_bytes(8, "little"), digest_size=8, person=use)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def uniforms(key: int, positions: Iterable[int]) -> Floats:
+    """One number in (0, 1) for each position; any unsigned 64-bit number is one.
+
+    returns  # [num_positions]
+    """
+    states = noise_states((key, position) for position in positions)
+    bits = noise_bits(states, np.zeros(len(states), np.int64))
+    return (bits.astype(np.float64) + 0.5) * 2.0**-_BITS_PER_UNIFORM
 
 
 def noise_bits(states: Words, token_ids: Ids) -> Words:

@@ -82,6 +82,17 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[int]:
     return token_ids
 
 
+def race(token_ids: Ids, weights: Floats, key: int, position: int) -> int:
+    """One token drawn in proportion to the weights, by the noise of (key, position).
+
+    token_ids, weights  # [n]; a weight may be 0, not all are
+    """
+    bits = noise_bits(noise_states([(key, position)]), token_ids)
+    with np.errstate(divide="ignore"):
+        scores = np.log(weights) - log_exponentials(bits)
+    return int(token_ids[np.argmax(scores)])
+
+
 def _check_finite(scaled: ScaledLogits) -> None:
     bad = [i for i, largest in enumerate(scaled.largest.tolist()) if not math.isfinite(largest)]
     if bad:

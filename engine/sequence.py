@@ -39,8 +39,8 @@ class Emission:
 @dataclass(slots=True)
 class Sequence:
     """Invariants: `token_ids` only grows, and only by tokens that are final for the client; the KV
-    of `cache.num_committed` of them is computed, and of the last one it never is, since its logits
-    are still to be taken."""
+    of `cache.num_committed` of them is computed, and of the last one it never is while more are to
+    come, since its logits are still to be taken."""
 
     seq: int
     request: GenerationRequest
@@ -51,6 +51,8 @@ class Sequence:
     token_ids: list[int] = field(init=False)
     state: SequenceState = SequenceState.WAITING
     cache: SequenceCache | None = None
+    num_scored_tokens: int = field(init=False)
+    """Prompt tokens whose log probabilities are told or not wanted; the first has none."""
     num_cached_prompt_tokens: int | None = None
     """Prompt tokens that were not computed when it first ran, because their KV was there."""
 
@@ -58,6 +60,8 @@ class Sequence:
         self.token_ids = [*self.request.prompt_ids, *self.request.resumed_ids]
         room = len(self.request.prompt_ids) + self.request.max_tokens
         self.max_len = min(self.max_len, room)
+        wanted = self.request.num_prompt_logprobs is not None
+        self.num_scored_tokens = 1 if wanted else self.num_prompt_tokens
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -76,6 +80,22 @@ class Sequence:
     def num_uncomputed_tokens(self) -> int:
         """Committed tokens still to be fed; 1 while decoding, more while prefilling."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_full(self) -> bool:
+        """It takes no more tokens."""
+        return len(self.token_ids) >= self.max_len
+
+    @property
+    def scores(self) -> bool:
+        """Log probabilities of its prompt are still to be told."""
+        return self.num_scored_tokens < self.num_prompt_tokens
+
+    @property
+    def findable_ids(self) -> list[int]:
+        """Tokens whose KV may be taken from another sequence. While the prompt is scored none
+        behind those that are told: another's KV brings no logits."""
+        return self.token_ids[: self.num_scored_tokens] if self.scores else self.token_ids
 
     @property
     def max_draft_len(self) -> int:
@@ -105,7 +125,7 @@ class Sequence:
             self.token_ids.append(token_id)
             if token_id in self.stop_ids:
                 reason = FinishReason.STOP
-            elif len(self.token_ids) >= self.max_len:
+            elif self.is_full:
                 reason = FinishReason.LENGTH
             if reason is not None:
                 break

@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from cluster.types import SamplingParams, TokenLogprobs
 from engine.adjustments import Adjustments
 from engine.grammar import apply_mask
+from engine.noise import Floats, Ids
+from engine.processors import target_logits
 from engine.sampling import NonFiniteLogitsError, SampleRow, sample
 
 
@@ -55,7 +59,7 @@ class Drawn:
 def draw(logits: torch.Tensor, blocks: Sequence[Block]) -> list[Drawn]:
     """What each block draws. It does not depend on the other blocks.
 
-    logits  # [sum of num_rows, vocab] float32; is changed
+    logits  # [sum of num_rows, vocab] float32; afterwards adjusted and masked
     """
     first = 0
     kept: list[torch.Tensor | None] = []
@@ -75,6 +79,36 @@ def draw(logits: torch.Tensor, blocks: Sequence[Block]) -> list[Drawn]:
         Drawn(ids if block.masks is None else ids[: len(block.masks)], own)
         for block, ids, own in zip(blocks, token_ids, kept, strict=True)
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetProbs:
+    """The distribution that a token is drawn from. A token's probability is its weight over the
+    total."""
+
+    token_ids: Ids
+    """[num_kept], ascending: those that may be drawn."""
+    weights: npt.NDArray[np.float32]
+    """[num_kept]"""
+    total: float
+
+    def probs(self, token_ids: Ids) -> Floats:
+        """token_ids, returns  # [n]"""
+        places = np.minimum(np.searchsorted(self.token_ids, token_ids), len(self.token_ids) - 1)
+        weights = np.where(self.token_ids[places] == token_ids, self.weights[places], 0.0)
+        return weights / self.total
+
+
+@torch.inference_mode()
+def target_probs(logits: torch.Tensor, sampling: SamplingParams) -> TargetProbs:
+    """The distribution of one row as `draw` left it.
+
+    logits  # [vocab]; its largest is finite
+    """
+    target = target_logits(logits, sampling)
+    weights = target.logits.exp_()
+    total = float(weights.sum(dtype=torch.float64))
+    return TargetProbs(target.token_ids.cpu().numpy(), weights.cpu().numpy(), total)
 
 
 @torch.inference_mode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -21,11 +21,15 @@ from cluster.errors import (
     OverloadedError,
     PacelineError,
 )
+from cluster.metrics import CONTENT_TYPE
+from router.api_docs import REQUEST_ID_PATTERN, operation
 from router.body import parse_json_object, read_body
 from router.cluster_report import cluster_report
+from router.gate import Gate
 from router.openai_format import ChatShape, CompletionShape
 from router.plan import tokenize
 from router.reply_response import ReplyResponse, error_response, json_response
+from router.request_recorder import RequestRecorder
 from router.schema import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -58,7 +62,13 @@ def create_app(service: RouterService, *, echo_request_id: bool = True) -> FastA
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_bug)
     app.add_exception_handler(ClientDisconnect, _on_client_gone)
+    app.add_middleware(
+        Gate,
+        authenticate=service.authenticate,
+        max_header_bytes=lambda: service.config.limits.max_header_bytes,
+    )
     app.add_middleware(RequestIdMiddleware, echo=echo_request_id)
+    app.add_middleware(RequestRecorder, metrics=service.requests, clock=service.clock)
     api = _Api(service)
     post: dict[str, tuple[Handler, type[Schema]]] = {
         "/v1/chat/completions": (api.chat, ChatCompletionRequest),
@@ -71,6 +81,7 @@ def create_app(service: RouterService, *, echo_request_id: bool = True) -> FastA
         "/v1/models": api.models,
         "/v1/models/{name:path}": api.model,
         "/v1/cluster": api.cluster,
+        "/metrics": api.metrics,
         "/health": api.ready,
         "/health/live": api.live,
         "/health/ready": api.ready,
@@ -79,10 +90,10 @@ def create_app(service: RouterService, *, echo_request_id: bool = True) -> FastA
     }
     for path, (handler, schema) in post.items():
         app.add_api_route(
-            path, handler, methods=["POST"], response_model=None, openapi_extra=_body_docs(schema)
+            path, handler, methods=["POST"], response_model=None, **operation(path, schema)
         )
     for path, handler in get.items():
-        app.add_api_route(path, handler, methods=["GET"], response_model=None)
+        app.add_api_route(path, handler, methods=["GET"], response_model=None, **operation(path))
         app.add_api_route(
             path, handler, methods=["HEAD"], response_model=None, include_in_schema=False
         )
@@ -100,16 +111,16 @@ class _Api:
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         body = await self._parse(request, ChatCompletionRequest)
-        opening = self._service.chat(body, _session(request.headers))
-        return ReplyResponse(opening, ChatShape(), body, self._service.config.request_timeout_s)
+        opening = self._service.chat(body, request.state.tenant, _session(request.headers))
+        timeout_s = self._service.config.request_timeout_s
+        return ReplyResponse(opening, ChatShape(), body, timeout_s, request.state.record)
 
     async def completions(self, request: Request) -> Response:
         """Continue a text."""
         body = await self._parse(request, CompletionRequest)
-        opening = self._service.completion(body, _session(request.headers))
-        return ReplyResponse(
-            opening, CompletionShape(), body, self._service.config.request_timeout_s
-        )
+        opening = self._service.completion(body, request.state.tenant, _session(request.headers))
+        timeout_s = self._service.config.request_timeout_s
+        return ReplyResponse(opening, CompletionShape(), body, timeout_s, request.state.record)
 
     # --- tokenizer ---
 
@@ -118,7 +129,7 @@ class _Api:
         body = await self._parse(request, TokenizeRequest)
         model = self._service.model
         model.check_name(body.model)
-        token_ids = tokenize(model, body)
+        token_ids = tokenize(model, body, self._service.config.tool_call_format)
         strings = model.tokenizer.token_strings(token_ids) if body.return_token_strs else None
         return json_response(
             {
@@ -163,7 +174,11 @@ class _Api:
 
     async def cluster(self, request: Request) -> Response:
         """Mode, load and members."""
-        return json_response(cluster_report(self._service))
+        return json_response(cluster_report(self._service, await self._service.scrape.routers()))
+
+    async def metrics(self, request: Request) -> Response:
+        """Of the whole cluster, in Prometheus' text format."""
+        return Response(await self._service.scrape.metrics(), media_type=CONTENT_TYPE)
 
     async def server_info(self, request: Request) -> Response:
         """What SGLang's benchmark asks for."""
@@ -183,7 +198,8 @@ class _Api:
 
     async def page(self, request: Request) -> Response:
         """Status for a person."""
-        return HTMLResponse(status_page(self._service))
+        routers = await self._service.scrape.routers()
+        return HTMLResponse(status_page(self._service, routers))
 
     async def live(self, request: Request) -> Response:
         """200 as long as the process answers."""
@@ -207,10 +223,12 @@ class _Api:
         }
 
     async def _parse(self, request: Request, schema: type[Parsed]) -> Parsed:
+        limits = self._service.config.limits
         body = await read_body(
             request.stream(),
             request.headers.get("content-length"),
-            self._service.config.limits.max_body_bytes,
+            limits.max_body_bytes,
+            limits.max_body_s,
         )
         if len(body) <= INLINE_BYTES:
             return parse(schema, parse_json_object(body))
@@ -223,28 +241,14 @@ def _session(headers: Headers) -> str | None:
     return session[:MAX_SESSION_LEN] if session else None
 
 
-def _body_docs(schema: type[Schema]) -> dict[str, Any]:
-    """The body for /docs; bodies are read by ourselves, so FastAPI does not know them."""
-    described = schema.model_json_schema()
-    definitions = described.pop("$defs", {})
-    content = {"application/json": {"schema": _inlined(described, definitions)}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-def _inlined(node: Any, definitions: Mapping[str, Any]) -> Any:
-    if isinstance(node, dict):
-        name = str(node.get("$ref", "")).removeprefix("#/$defs/")
-        if name:
-            return _inlined(definitions[name], definitions)
-        return {key: _inlined(value, definitions) for key, value in node.items()}
-    return [_inlined(item, definitions) for item in node] if isinstance(node, list) else node
-
-
 # --- errors -------------------------------------------------------------------------------------
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PacelineError)
+    record = getattr(request.state, "record", None)
+    if record is not None:
+        record.failed(error)
     return error_response(error)
 
 
@@ -267,7 +271,7 @@ async def _on_client_gone(request: Request, error: Exception) -> Response:
 
 # --- X-Request-ID -------------------------------------------------------------------------------
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 
 
 class RequestIdMiddleware:

@@ -13,8 +13,16 @@ from typing import Any
 from fastapi import FastAPI
 from ray import serve
 
+from cluster.collector import spare_what_is_loaded
 from cluster.config import RouterConfig
-from cluster.membership import DEPLOYMENT_OPTIONS, MemberWatch, this_replica
+from cluster.membership import (
+    DEPLOYMENT_OPTIONS,
+    MemberWatch,
+    bind_host,
+    member_metadata,
+    replica_labels,
+    this_replica,
+)
 from cluster.rpc import new_incarnation
 from cluster.types import Members
 from router.api import create_app
@@ -30,16 +38,26 @@ class RouterReplica:
     """One replica: the service, fed with what Serve knows."""
 
     async def __init__(self, config: RouterConfig) -> None:  # type: ignore[misc]  # Serve awaits it.
-        self._service = RouterService(config, identity=this_replica(new_incarnation()))
+        labels = replica_labels()
+        self._service = RouterService(
+            config, identity=this_replica(new_incarnation()), labels=labels
+        )
+        await self._service.listen(bind_host(config.rpc))
         self._service.start()
         self._fingerprint = ""
         self._verifiers_changed = asyncio.Event()
         self._verifiers = MemberWatch("Verifier", config.verifier_app, self._update_verifiers)
         self._drafters = MemberWatch("Drafter", config.drafter_app, self._service.update_drafters)
+        self._routers = MemberWatch(
+            labels.deployment, labels.application, self._service.update_routers
+        )
         self._learning = asyncio.create_task(self._learn_model())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return create_app(self._service, echo_request_id=False)
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        return member_metadata(self._service.identity)
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve's `user_config`: sections of RouterConfig that change without a restart."""
@@ -51,6 +69,7 @@ class RouterReplica:
             self._learning.cancel()
             self._verifiers.close()
             self._drafters.close()
+            self._routers.close()
             await self._service.close()
 
     def _update_verifiers(self, members: Members) -> None:
@@ -75,6 +94,7 @@ class RouterReplica:
                 continue
             self._fingerprint = card.fingerprint
             self._service.serve_model(card)
+            spare_what_is_loaded()
 
 
 Router = serve.deployment(

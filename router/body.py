@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
-from cluster.errors import InvalidRequestError, PayloadTooLargeError
+from cluster.errors import InvalidRequestError, PayloadTooLargeError, SlowRequestError
 
 MAX_DEPTH = 32
 MAX_KEYS = 4096
@@ -15,16 +16,20 @@ MAX_KEYS = 4096
 
 
 async def read_body(
-    chunks: AsyncIterator[bytes], content_length: str | None, max_bytes: int
+    chunks: AsyncIterator[bytes], content_length: str | None, max_bytes: int, max_s: float
 ) -> bytes:
     """The whole body. Raises PayloadTooLargeError from the announced length, before anything is
-    read, or as soon as more has come than allowed."""
+    read, or as soon as more has come than allowed; SlowRequestError if it takes over `max_s`."""
     if content_length is not None and content_length.isdecimal():
         _check_size(int(content_length), max_bytes)
     body = bytearray()
-    async for chunk in chunks:
-        _check_size(len(body) + len(chunk), max_bytes)
-        body += chunk
+    try:
+        async with asyncio.timeout(max_s):
+            async for chunk in chunks:
+                _check_size(len(body) + len(chunk), max_bytes)
+                body += chunk
+    except TimeoutError as error:
+        raise SlowRequestError(f"the body did not arrive within {max_s:g} s") from error
     return bytes(body)
 
 

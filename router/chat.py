@@ -6,13 +6,15 @@ transformers runs it. Messages are data: no text in them can become a special to
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -24,6 +26,7 @@ from router.tokenizer import Tokenizer
 MAX_RENDERED_CHARS = 16 << 20
 
 Message = dict[str, Any]
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 # What a template may raise on messages it does not expect.
 _TEMPLATE_ERRORS = (
@@ -48,22 +51,38 @@ class ChatTemplate:
             "pad_token": card.pad_token,
         }
         self._template = _compile(card.chat_template) if card.chat_template else None
+        self.renders_tools = "tools" in _variables_of(card.chat_template)
+        """It tells the model of tools, and writes calls and results."""
 
     def encode(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = NOTHING,
+        add_generation_prompt: bool = True,
     ) -> tuple[int, ...]:
-        """Ids of a conversation; by default up to where the assistant is to speak.
+        """Ids of a conversation; by default up to where the assistant is to speak. `variables` are
+        the client's own, for the template.
 
         Raises InvalidRequestError (param messages) if the template refuses the conversation.
         """
-        guard = _unused_char(messages)
-        guarded = [self._guard_message(message, guard) for message in messages]
-        if guarded == list(messages):
-            return self._tokenizer.encode_rendered(self.render(messages, add_generation_prompt))
-        return self._tokenizer.encode_guarded(self.render(guarded, add_generation_prompt), guard)
+        self._check_variables(variables)
+        given = {**variables, "messages": list(messages), "tools": list(tools) or None}
+        guard = _unused_char(given)
+        guarded = self._guard(variables, guard) | {
+            "messages": [self._guard_message(message, guard) for message in messages],
+            "tools": self._guard(given["tools"], guard),
+        }
+        if guarded == given:
+            return self._tokenizer.encode_rendered(self._render(given, add_generation_prompt))
+        return self._tokenizer.encode_guarded(self._render(guarded, add_generation_prompt), guard)
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """The conversation as the template writes it."""
+    def render(self, messages: Sequence[Message]) -> str:
+        """The conversation as the template writes it, up to where the assistant is to speak."""
+        return self._render({"messages": messages}, add_generation_prompt=True)
+
+    def _render(self, given: Mapping[str, Any], add_generation_prompt: bool) -> str:
         if self._template is None:
             raise InvalidRequestError(
                 "this model has no chat template; use /v1/completions", param="messages"
@@ -72,7 +91,7 @@ class ChatTemplate:
         size = 0
         try:
             for piece in self._template.generate(
-                messages=messages, add_generation_prompt=add_generation_prompt, **self._variables
+                {**given, **self._variables, "add_generation_prompt": add_generation_prompt}
             ):
                 pieces.append(piece)
                 size += len(piece)
@@ -83,6 +102,14 @@ class ChatTemplate:
                 f"the model's chat template refuses these messages: {error}", param="messages"
             ) from error
         return "".join(pieces)
+
+    def _check_variables(self, variables: Mapping[str, Any]) -> None:
+        for name in variables:
+            if name in self._variables or name in ("messages", "tools", "add_generation_prompt"):
+                raise InvalidRequestError(
+                    f"chat_template_kwargs.{name} is not for clients to set",
+                    param=f"chat_template_kwargs.{name}",
+                )
 
     def _guard_message(self, message: Message, guard: str) -> Message:
         return {
@@ -100,9 +127,9 @@ class ChatTemplate:
         return value
 
 
-def _unused_char(messages: Sequence[Message]) -> str:
-    """A private-use character that no message holds."""
-    used = set(json.dumps(messages, ensure_ascii=False))
+def _unused_char(given: Mapping[str, Any]) -> str:
+    """A private-use character that no text of the conversation holds."""
+    used = set(json.dumps(given, ensure_ascii=False))
     for code in range(0xF0000, 0xFFFFE):
         if chr(code) not in used:
             return chr(code)
@@ -113,13 +140,23 @@ def _unused_char(messages: Sequence[Message]) -> str:
 
 
 def _compile(source: str) -> jinja2.Template:
+    return _environment().from_string(source)
+
+
+def _variables_of(source: str) -> set[str]:
+    """What a template takes from outside."""
+    return meta.find_undeclared_variables(_environment().parse(source))
+
+
+@functools.cache
+def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(source)
+    return environment
 
 
 def _to_json(

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from cluster.types import FinishEvent, FinishReason, TokenLogprobs, TokensEvent
+from cluster.types import DraftRun, FinishEvent, FinishReason, TokenLogprobs, TokensEvent
 from router.detokenizer import Detokenizer
 from router.generation import Generation
 from router.generation_client import EventBatch
 from router.stop_strings import StopStrings
+from router.thinking import ReasoningCounter
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,22 @@ class Delta:
     """Of each delivered token id, where the client asked for them."""
     finish_reason: FinishReason | None = None
 
+    def then(self, later: Delta) -> Delta:
+        """This and the next one as one."""
+        shift = len(self.text)
+        spans = tuple((start + shift, end + shift) for start, end in later.accepted_spans)
+        return Delta(
+            self.index,
+            self.text + later.text,
+            self.num_tokens + later.num_tokens,
+            self.num_draft_tokens + later.num_draft_tokens,
+            self.num_accepted_tokens + later.num_accepted_tokens,
+            self.refused_ids + later.refused_ids,
+            self.accepted_spans + spans,
+            self.logprobs + later.logprobs,
+            later.finish_reason,
+        )
+
 
 @dataclass(slots=True)
 class SpeculationTally:
@@ -42,7 +59,13 @@ class SpeculationTally:
     """
 
     num_steps: int = 0
-    drafter: str = ""
+    last_drafter: str = ""
+    """As the verifier names it at the end."""
+    num_resyncs: int = 0
+    """How often an answer that had left the client's prediction was found in it again."""
+    drafted_by: Counter[str] = field(default_factory=Counter)
+    """Drafts by drafter."""
+    accepted_by: Counter[str] = field(default_factory=Counter)
     drafted_per_position: Counter[int] = field(default_factory=Counter)
     accepted_per_position: Counter[int] = field(default_factory=Counter)
     accepted_histogram: Counter[int] = field(default_factory=Counter)
@@ -55,13 +78,32 @@ class SpeculationTally:
             self.accepted_per_position.update(range(num_accepted_tokens))
             self.accepted_histogram[num_accepted_tokens] += 1
 
+    def add_drafters(self, runs: Sequence[DraftRun], num_accepted_tokens: int) -> None:
+        """Count who proposed the drafts of a step, of which so many were accepted."""
+        for run in runs:
+            self.drafted_by[run.drafter] += run.num_tokens
+            self.accepted_by[run.drafter] += min(run.num_tokens, num_accepted_tokens)
+            num_accepted_tokens = max(0, num_accepted_tokens - run.num_tokens)
+
     def add(self, other: SpeculationTally) -> None:
         """Take in another tally."""
         self.num_steps += other.num_steps
-        self.drafter = other.drafter or self.drafter
+        self.last_drafter = other.last_drafter or self.last_drafter
+        self.num_resyncs += other.num_resyncs
+        self.drafted_by.update(other.drafted_by)
+        self.accepted_by.update(other.accepted_by)
         self.drafted_per_position += other.drafted_per_position
         self.accepted_per_position += other.accepted_per_position
         self.accepted_histogram += other.accepted_histogram
+
+    @property
+    def drafter(self) -> str:
+        """The one of which most was accepted, or that was there and had no draft verified; empty if
+        none."""
+        return max(self.accepted_by, key=self._merit, default=self.last_drafter)
+
+    def _merit(self, drafter: str) -> tuple[int, int]:
+        return self.accepted_by[drafter], self.drafted_by[drafter]
 
     @property
     def num_draft_tokens(self) -> int:
@@ -133,15 +175,25 @@ class ChoiceText:
 class Choice:
     """One generation and what came of it so far."""
 
-    def __init__(self, index: int, generation: Generation, text: ChoiceText) -> None:
+    def __init__(
+        self, index: int, generation: Generation, text: ChoiceText, reasoning: ReasoningCounter
+    ) -> None:
         self.index = index
         self.generation = generation
         self.num_tokens = 0
         """Tokens delivered; what usage counts."""
         self.num_cached_prompt_tokens = 0
         """Prompt tokens that its verifier did not have to compute."""
+        self.num_predicted_tokens = 0
+        """Tokens delivered that the client's prediction had next."""
         self.tally = SpeculationTally()
         self._text = text
+        self._reasoning = reasoning
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens delivered that are reasoning."""
+        return self._reasoning.num_tokens
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """One per engine step, the last one with the finish reason."""
@@ -176,14 +228,18 @@ class Choice:
                     spans.append((len(text), len(text) + len(foreseen)))
                 text += foreseen + own
                 num_tokens += accepted + used
+                self.num_predicted_tokens += sum(event.predicted[: accepted + used])
+                self.tally.add_drafters(event.draft_runs, accepted)
+                self.tally.num_resyncs += event.num_resyncs
                 delivered_ids = event.token_ids[: accepted + used]
+                self._reasoning.push(delivered_ids)
                 logprobs += zip(delivered_ids, event.logprobs, strict=False)
                 num_drafted += event.num_draft_tokens
                 num_accepted += accepted
                 refused += event.refused_ids
                 finish_reason = FinishReason.STOP if stopped else None
             elif isinstance(event, FinishEvent):
-                self.tally.drafter = event.stats.drafter
+                self.tally.last_drafter = event.stats.drafter
                 tail, stopped = self._text.finish()
                 text += tail
                 finish_reason = FinishReason.STOP if stopped else event.reason

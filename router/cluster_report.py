@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cluster.load import DrafterLoad, DrafterState, VerifierLoad
+from cluster.members_service import RouterStatus
 from cluster.types import Member
 from router.service import RouterService
 
 Json = dict[str, Any]
 
 
-def cluster_report(service: RouterService) -> Json:
-    """Mode, reason, and every member as this router sees it."""
+def cluster_report(service: RouterService, routers: Mapping[str, RouterStatus]) -> Json:
+    """Mode, reason, and every member as this router sees it. `routers`: what the other routers told
+    of themselves, by incarnation."""
     load = service.pool.load()
     drafters = {incarnation: aged.value for incarnation, aged in load.drafters.items()}
     members = {i: Member(i, "") for i in drafters} | service.drafters
@@ -21,7 +24,7 @@ def cluster_report(service: RouterService) -> Json:
         "reason": service.policy.reason,
         "since_s": round(service.policy.since_s(service.clock()), 3),
         "acceptance_per_position": service.totals.acceptance_per_position,
-        "routers": [_router(service)],
+        "routers": _routers(service, routers),
         "verifiers": [_verifier(service, member) for member in service.pool.members.values()],
         "drafters": [
             _drafter(member, drafters.get(incarnation)) for incarnation, member in members.items()
@@ -42,13 +45,29 @@ def _identity(member: Member) -> Json:
     }
 
 
-def _router(service: RouterService) -> Json:
+def _routers(service: RouterService, told: Mapping[str, RouterStatus]) -> list[Json]:
+    """This one first. Each has a mode of its own, from the same load."""
+    own = service.identity
+    others = [member for name, member in service.routers.items() if name != own.incarnation]
+    rows = [_router(own, service.status())]
+    return rows + [_router(member, told.get(member.incarnation)) for member in others]
+
+
+def _router(member: Member, status: RouterStatus | None) -> Json:
+    """A router that did not answer in time has state silent, and is not ready."""
+    known = status or RouterStatus()
     return {
-        "replica_id": service.identity.replica_id,
-        "node_id": service.identity.node_id,
-        "pid": service.identity.pid,
-        "in_flight": service.admission.in_flight,
-        "ready": service.not_ready_reason is None,
+        "replica_id": member.replica_id,
+        "node_id": member.node_id,
+        "pid": member.pid,
+        "address": member.address,
+        "incarnation": member.incarnation,
+        "state": "silent" if status is None else "ready" if known.ready else "not ready",
+        "ready": known.ready,
+        "in_flight": known.in_flight,
+        "mode": known.mode or None,
+        "reason": known.reason or None,
+        "since_s": round(known.since_s, 3),
     }
 
 
@@ -70,6 +89,10 @@ def _verifier(service: RouterService, member: Member) -> Json:
         "knee_tokens": report.knee_tokens,
         "prefix_cache_hit_rate": hit_rate,
         "num_preemptions": report.num_preemptions,
+        "draft_price": round(report.draft_price, 3),
+        "draft_gain": None if report.draft_gain is None else round(report.draft_gain, 3),
+        "draft_tax": round(report.draft_tax, 3),
+        "drafters_rest": report.drafters_rest,
     }
 
 

@@ -20,14 +20,15 @@ from cluster.types import (
     FinishEvent,
     GenerationRequest,
     Path,
+    PromptLogprobsEvent,
+    TokenLogprobs,
     TokensEvent,
 )
+from router.admission import retry_after_s
 from router.generation_client import EventBatch, GenerationClient
 from router.verifier_pool import VerifierPool
 
 logger = logging.getLogger("paceline.router")
-
-MAX_RESUMES = 3
 
 
 class Generation:
@@ -39,13 +40,18 @@ class Generation:
     the last one is raised; DeadlineExceededError at the deadline; else what the verifier named.
     """
 
-    def __init__(self, pool: VerifierPool, request: GenerationRequest, affinity: bytes) -> None:
+    def __init__(
+        self, pool: VerifierPool, request: GenerationRequest, affinity: bytes, max_resumes: int
+    ) -> None:
         self.token_ids: list[int] = []
         """The journal: every token received, in order."""
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        """Of the prompt's tokens behind the first, where the request asked for them."""
         self.path = request.path
         self._pool = pool
         self._request = request
         self._affinity = affinity
+        self._max_resumes = max_resumes
         self._lost: set[str] = set()
         self._client: GenerationClient = pool.choose(affinity)
         self._stream = self._client.submit(request)
@@ -60,8 +66,10 @@ class Generation:
                     yield batch
                     if isinstance(batch[-1], FinishEvent):
                         return
-            except (UpstreamLostError, OverloadedError) as error:
+            except UpstreamLostError as error:
                 self._resume(error)
+            except OverloadedError as error:
+                self._resume(self._refused(error))
 
     def set_path(self, path: Path) -> None:
         """Change the path from the next step on."""
@@ -79,22 +87,49 @@ class Generation:
             if isinstance(event, ErrorEvent):
                 raise error_from_wire(event.kind, event.message, event.param)
         for event in batch:
-            if isinstance(event, TokensEvent):
+            if isinstance(event, PromptLogprobsEvent):
+                self._record_prompt(event)
+            elif not self._prompt_is_told:
+                raise InternalError("the verifier left out log probabilities of the prompt")
+            elif isinstance(event, TokensEvent):
                 if event.position != len(self.token_ids):
                     raise InternalError(
                         f"tokens at position {event.position} arrived after {len(self.token_ids)}"
                     )
                 self.token_ids += event.token_ids
 
+    def _record_prompt(self, event: PromptLogprobsEvent) -> None:
+        """A verifier that went on for another begins with the prompt again."""
+        position = 1 + len(self.prompt_logprobs)
+        if event.position > position:
+            raise InternalError(
+                f"log probabilities of prompt token {event.position} arrived before {position}"
+            )
+        self.prompt_logprobs += event.logprobs[position - event.position :]
+
+    @property
+    def _prompt_is_told(self) -> bool:
+        request = self._request
+        wanted = request.num_prompt_logprobs is not None
+        return not wanted or len(self.prompt_logprobs) == len(request.prompt_ids) - 1
+
+    def _refused(self, error: OverloadedError) -> OverloadedError:
+        """A verifier was fuller than its last report: when it will not be, as admission says it."""
+        wait_s = self._client.outlook().wait_s
+        return OverloadedError(
+            error.message, code="queue_full", retry_after_s=retry_after_s(wait_s, at_least_s=1.0)
+        )
+
     def _resume(self, error: PacelineError) -> None:
         """Go on at another verifier, or raise `error`."""
         self._lost.add(self._client.member.incarnation)
-        if len(self._lost) > MAX_RESUMES:
+        if len(self._lost) > self._max_resumes:
             raise error
         try:
             self._client = self._pool.choose(self._affinity, exclude=self._lost)
         except OverloadedError:
             raise error from None
+        self._pool.num_resumes += 1
         logger.info(
             "request %s goes on at %s from token %d",
             self._request.request_id,
@@ -109,6 +144,7 @@ class Generation:
             # Another id, so that what a verifier believed dead still says is not taken for this.
             request_id=f"{self._request.request_id}.{len(self._lost)}",
             resumed_ids=tuple(self.token_ids),
+            num_prompt_logprobs=None if self._prompt_is_told else self._request.num_prompt_logprobs,
             path=self.path,
             deadline_ms=self._left_ms(),
         )

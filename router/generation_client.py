@@ -23,7 +23,8 @@ from cluster.errors import (
     PacelineError,
     UpstreamLostError,
 )
-from cluster.load import Aged, VerifierLoad
+from cluster.load import Aged, VerifierLoad, report_interval_s
+from cluster.member_auth import OPEN, MemberAuth, Role
 from cluster.protocol import codec, generation_pb2, generation_pb2_grpc
 from cluster.protocol.messages import (
     NOISE_VERSION,
@@ -43,13 +44,19 @@ from cluster.types import (
     Member,
     Path,
 )
-from router.verifier_routing import VerifierView
+from router.queue_outlook import QueueOutlook, queue_outlook
+from router.verifier_routing import RecentCount, VerifierView
 
 logger = logging.getLogger("paceline.router")
 
 HANDSHAKE_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S = 0.05
 LONGEST_BACKOFF_S = 2.0
+LEASE_S = 10.0
+"""A verifier frees what runs for this router when it hears nothing for so long: the event loop is
+stuck, however alive the connection is."""
+HEARTBEAT_S = 1.0
+"""Between two words of a router that has requests running."""
 
 Clock = Callable[[], float]
 EventBatch = tuple[GenerationEvent, ...]
@@ -110,17 +117,29 @@ class GenerationStream:
 class GenerationClient:
     """The stream to one verifier and the requests on it."""
 
-    def __init__(self, member: Member, router_id: str, fingerprint: str, clock: Clock) -> None:
+    def __init__(
+        self,
+        member: Member,
+        router_id: str,
+        fingerprint: str,
+        clock: Clock,
+        auth: MemberAuth = OPEN,
+    ) -> None:
         self.member = member
+        self._auth = auth
         self.state = LinkState.CONNECTING
         self.draining = False
         """The verifier takes nothing more, or is no member any longer."""
-        self._hello = RouterHello(router_id, fingerprint)
+        self._hello = RouterHello(router_id, fingerprint, int(1e3 * LEASE_S))
         self._clock = clock
         self._streams: dict[str, GenerationStream] = {}
+        self._load_interval_s = report_interval_s(1)
         self._outbox = _Outbox()
         self._load: VerifierLoad | None = None
         self._load_at = clock()
+        self._num_unseen = 0
+        """Requests sent since the latest report."""
+        self._recent = RecentCount()
         self._idle = asyncio.Event()
         self._idle.set()
         self._task = asyncio.create_task(self._keep_connected())
@@ -143,6 +162,8 @@ class GenerationClient:
         stream = GenerationStream(request.request_id, self._forget)
         self._streams[request.request_id] = stream
         self._idle.clear()
+        self._num_unseen += 1
+        self._recent.add(self._clock())
         self._outbox.submit(request)
         return stream
 
@@ -150,6 +171,13 @@ class GenerationClient:
         """Change the path of a running request; without effect if it has ended."""
         if request_id in self._streams:
             self._outbox.set_path(SetPath(request_id, path))
+
+    def set_load_interval(self, interval_s: float) -> None:
+        """Ask for load reports at least so often while no request runs there."""
+        if interval_s != self._load_interval_s:
+            self._load_interval_s = interval_s
+            if self.state is LinkState.READY:
+                self._outbox.set_load_interval(interval_s)
 
     def load(self) -> Aged[VerifierLoad] | None:
         """The latest report, None before the first."""
@@ -161,7 +189,12 @@ class GenerationClient:
         """What the choice of a verifier is made from."""
         load = self._load or VerifierLoad()
         unstarted = sum(not stream.started for stream in self._streams.values())
-        return VerifierView(self.member.incarnation, load.running, load.waiting, unstarted)
+        recent = self._recent.value(self._clock())
+        return VerifierView(self.member.incarnation, load.running, load.waiting, unstarted, recent)
+
+    def outlook(self) -> QueueOutlook:
+        """How long a request sent now would wait there."""
+        return queue_outlook(self._load or VerifierLoad(), self._num_unseen, len(self._streams))
 
     async def retire(self) -> None:
         """Take nothing more, let what runs finish, then close."""
@@ -217,14 +250,16 @@ class GenerationClient:
     async def _serve_one_stream(self) -> None:
         """Dial, shake hands and carry requests until the stream is lost; always raises."""
         # A channel of its own for each try: gRPC would add its own back-off to ours.
-        async with open_channel(self.member.address) as channel:
+        async with open_channel(self.member.address, Role.VERIFIER, auth=self._auth) as channel:
             stub = generation_pb2_grpc.GenerationStub(channel)  # type: ignore[no-untyped-call]
-            call = stub.Generate()
-            writing: asyncio.Task[None] | None = None
+            call = stub.Generate(metadata=self._auth.metadata)
+            tasks: list[asyncio.Task[None]] = []
             try:
                 await self._shake_hands(call)
                 self.state = LinkState.READY
-                writing = asyncio.create_task(self._write(call))
+                if self._load_interval_s != report_interval_s(1):
+                    self._outbox.set_load_interval(self._load_interval_s)
+                tasks = [asyncio.create_task(self._write(call)), asyncio.create_task(self._beat())]
                 while True:
                     self._receive(codec.decode_verifier_batch(await _read(call)))
             except grpc.aio.AioRpcError as error:
@@ -232,8 +267,8 @@ class GenerationClient:
             except (ValueError, InvalidRequestError) as error:
                 raise UpstreamLostError(f"malformed message: {error}") from error
             finally:
-                if writing is not None:
-                    writing.cancel()
+                for task in tasks:
+                    task.cancel()
                 call.cancel()
 
     async def _shake_hands(self, call: Any) -> None:
@@ -266,9 +301,17 @@ class GenerationClient:
             while True:
                 await call.write(codec.encode_router_batch(await self._outbox.take()))
 
+    async def _beat(self) -> None:
+        """Renew the lease of what runs."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            if self._streams:
+                self._outbox.beat()
+
     def _receive(self, batch: VerifierBatch) -> None:
         if batch.load is not None:
             self._load, self._load_at = batch.load, self._clock()
+            self._num_unseen = 0
         if batch.drain:
             self.draining = True
         for request_id, events in _by_request(batch.events).items():
@@ -295,6 +338,7 @@ class _Outbox:
         self._submits: list[GenerationRequest] = []
         self._cancels: list[str] = []
         self._set_paths: list[SetPath] = []
+        self._load_interval_ms = 0
         self._filled = asyncio.Event()
 
     def submit(self, request: GenerationRequest) -> None:
@@ -313,6 +357,14 @@ class _Outbox:
         self._set_paths.append(change)
         self._filled.set()
 
+    def set_load_interval(self, interval_s: float) -> None:
+        self._load_interval_ms = int(1e3 * interval_s)
+        self._filled.set()
+
+    def beat(self) -> None:
+        """Send a message, even if it says nothing."""
+        self._filled.set()
+
     async def take(self) -> RouterBatch:
         """All of it, once there is something."""
         await self._filled.wait()
@@ -320,12 +372,14 @@ class _Outbox:
             submits=tuple(self._submits),
             cancels=tuple(self._cancels),
             set_paths=tuple(self._set_paths),
+            load_interval_ms=self._load_interval_ms,
         )
         self.clear()
         return batch
 
     def clear(self) -> None:
         self._submits, self._cancels, self._set_paths = [], [], []
+        self._load_interval_ms = 0
         self._filled.clear()
 
 

@@ -7,44 +7,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.config import LimitsConfig
-from cluster.errors import InvalidRequestError, ModelNotFoundError
+from cluster.errors import InvalidRequestError
 from cluster.grammar import GrammarSpec
-from cluster.grammar_check import GrammarChecker
 from cluster.protocol.codec import check_token_ids
-from cluster.types import ModelCard, SamplingParams
-from router.chat import ChatTemplate, Message
-from router.path_policy import SpeculationMode
+from cluster.types import SamplingParams
+from router.conversation import Conversation, answer_grammar, conversation, prompt_ids
+from router.message_reader import PLAIN, MessageForm
+from router.path_policy import ServiceTier, SpeculationMode
 from router.schema import (
     ChatCompletionRequest,
-    ChatMessage,
     CompletionRequest,
     SamplingFields,
     TokenizeRequest,
 )
+from router.served_model import ServedModel
 from router.structured_output import check_compiles, structured_output
-from router.tokenizer import Tokenizer
+from router.tools.call_format import HERMES
+from router.tools.tool_use import shown
 
 LEGACY_MAX_TOKENS = 16
 """What /v1/completions generates where the client names no limit."""
-
-
-class ServedModel:
-    """The target as the router needs it."""
-
-    def __init__(self, card: ModelCard) -> None:
-        self.card = card
-        self.tokenizer = Tokenizer(card)
-        self.template = ChatTemplate(card, self.tokenizer)
-        self.grammar_checker = GrammarChecker(card.tokenizer_json, card.vocab_size)
-
-    def check_name(self, name: str | None) -> None:
-        """Raise ModelNotFoundError unless this is the model that `name` means."""
-        if name is not None and name != self.card.name:
-            raise ModelNotFoundError(
-                f"the model {name!r} is not served here; {self.card.name!r} is",
-                param="model",
-                code="model_not_found",
-            )
+_TIERS = {"flex": ServiceTier.FLEX, "priority": ServiceTier.PRIORITY}
+"""By `service_tier`; the others are the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +40,8 @@ class Prompt:
     """Most tokens to generate after it."""
     echo: str = ""
     """Text to give back before the completion."""
+    prediction_ids: tuple[int, ...] = ()
+    """What the client says the completion will be, if it may be drafted from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +60,16 @@ class GenerationPlan:
     num_speculative_tokens: int
     drafter: str
     cache_salt: str
+    tier: ServiceTier
+    priority: int
+    """As in GenerationRequest."""
     num_top_logprobs: int | None
     """None tells no log probabilities."""
+    num_prompt_logprobs: int | None
+    """The same for the prompts' tokens."""
     grammar: GrammarSpec | None
+    form: MessageForm
+    """How the generated text is to be read."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -98,16 +91,24 @@ def num_generations(request: SamplingFields, limits: LimitsConfig) -> int:
 
 
 def plan_chat(
-    model: ServedModel, limits: LimitsConfig, request: ChatCompletionRequest
+    model: ServedModel,
+    limits: LimitsConfig,
+    request: ChatCompletionRequest,
+    tool_call_format: str = "auto",
 ) -> GenerationPlan:
     """Plan of a chat completion."""
     _check_fields(request, limits)
     if request.top_logprobs and not request.logprobs:
         raise InvalidRequestError("top_logprobs needs logprobs: true", param="top_logprobs")
-    token_ids = model.template.encode(template_messages(request.messages))
+    talk = conversation(model, request, tool_call_format)
+    token_ids = talk.token_ids
     room = _room(model, limits, token_ids, "messages")
-    prompt = Prompt(token_ids, _max_tokens(request, limits, room, default=room))
-    return _plan(model, request, (prompt,))
+    prompt = Prompt(
+        token_ids,
+        _max_tokens(request, limits, room, default=room),
+        prediction_ids=_prediction_ids(model, request, token_ids),
+    )
+    return _plan(model, request, (prompt,), talk)
 
 
 def plan_completion(
@@ -115,58 +116,42 @@ def plan_completion(
 ) -> GenerationPlan:
     """Plan of a completion."""
     _check_fields(request, limits)
-    if request.echo and request.logprobs is not None:
+    if request.max_tokens == 0 and not request.echo:
         raise InvalidRequestError(
-            "logprobs together with echo, of the prompt's tokens, is not supported yet",
-            param="logprobs",
+            "max_tokens: 0 generates nothing; it is of use only together with echo: true",
+            param="max_tokens",
         )
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise InvalidRequestError("best_of other than n is not supported yet", param="best_of")
     prompts = tuple(
         _completion_prompt(model, limits, request, prompt) for prompt in _prompts(request)
     )
-    return _plan(model, request, prompts)
+    plan = _plan(model, request, prompts)
+    _check_prompt_logprobs(plan, limits)
+    return plan
 
 
-def tokenize(model: ServedModel, request: TokenizeRequest) -> tuple[int, ...]:
+def tokenize(
+    model: ServedModel, request: TokenizeRequest, tool_call_format: str = "auto"
+) -> tuple[int, ...]:
     """Ids of what /tokenize asks for."""
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequestError("give either prompt or messages", param="prompt")
     if request.messages is not None:
-        return model.template.encode(
-            template_messages(request.messages),
+        return prompt_ids(
+            model,
+            request.messages,
+            call_format=model.call_format(tool_call_format) or HERMES,
+            tools=shown(request.tools or ()),
+            variables=request.chat_template_kwargs or {},
             add_generation_prompt=request.add_generation_prompt is not False,
         )
+    for param in ("tools", "chat_template_kwargs"):
+        if getattr(request, param):
+            raise InvalidRequestError(f"{param} needs messages", param=param)
     return model.tokenizer.encode(
         request.prompt or "", add_special_tokens=request.add_special_tokens is not False
     )
-
-
-def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:
-    """Messages as chat templates expect them: content is a string, `developer` is `system`."""
-    return [_template_message(index, message) for index, message in enumerate(messages)]
-
-
-def _template_message(index: int, message: ChatMessage) -> Message:
-    text = message.text
-    if text is None and (message.role != "assistant" or not _speaks(message)):
-        raise InvalidRequestError(
-            f"messages[{index}].content is missing", param=f"messages[{index}].content"
-        )
-    role = "system" if message.role == "developer" else message.role
-    rendered: Message = {"role": role, "content": text or ""}
-    if message.tool_calls:
-        rendered["tool_calls"] = [call.model_dump() for call in message.tool_calls]
-    for field in ("name", "tool_call_id", "reasoning_content"):
-        value = getattr(message, field)
-        if value is not None:
-            rendered[field] = value
-    return rendered
-
-
-def _speaks(message: ChatMessage) -> bool:
-    """An assistant's turn without content holds something else."""
-    return bool(message.tool_calls or message.refusal or message.reasoning_content)
 
 
 # --- checks -------------------------------------------------------------------------------------
@@ -181,10 +166,17 @@ def _check_fields(request: SamplingFields, limits: LimitsConfig) -> None:
             )
     if request.stream_options is not None and not request.stream:
         raise InvalidRequestError("stream_options needs stream: true", param="stream_options")
-    if request.speculation and request.speculation.drafter in ("suffix", "prediction"):
+
+
+def _check_prompt_logprobs(plan: GenerationPlan, limits: LimitsConfig) -> None:
+    if plan.num_prompt_logprobs is None:
+        return
+    count = plan.num_prompt_tokens * plan.num_choices * (1 + plan.num_prompt_logprobs)
+    if count > limits.max_prompt_logprobs:
         raise InvalidRequestError(
-            f"the drafter {request.speculation.drafter} is not supported yet",
-            param="speculation.drafter",
+            f"echo with logprobs asks for {count} log probabilities of prompt tokens, over the "
+            f"limit of {limits.max_prompt_logprobs}; send fewer prompts at once",
+            param="logprobs",
         )
 
 
@@ -209,16 +201,19 @@ def _max_tokens(request: SamplingFields, limits: LimitsConfig, room: int, defaul
     most = min(limits.max_completion_tokens or room, room)
     asked = request.max_completion_tokens or request.max_tokens
     param = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
-    if request.max_tokens and request.max_completion_tokens not in (None, request.max_tokens):
+    if request.max_tokens is not None and request.max_completion_tokens not in (
+        None,
+        request.max_tokens,
+    ):
         raise InvalidRequestError("max_completion_tokens differs from max_tokens", param=param)
     if asked is not None and asked > most:
         raise InvalidRequestError(
             f"{param} is {asked}, over the {most} tokens that are left for the completion",
             param=param,
         )
-    if request.min_tokens and request.min_tokens > (asked or most):
+    if request.min_tokens and request.min_tokens > (most if asked is None else asked):
         raise InvalidRequestError("min_tokens is over max_tokens", param="min_tokens")
-    return asked or min(default, most)
+    return min(default, most) if asked is None else asked
 
 
 # --- parts of a plan ----------------------------------------------------------------------------
@@ -246,11 +241,39 @@ def _completion_prompt(
         echo = model.tokenizer.decode(token_ids) if request.echo else ""
     room = _room(model, limits, token_ids, "prompt")
     max_tokens = _max_tokens(request, limits, room, default=LEGACY_MAX_TOKENS)
-    return Prompt(token_ids, max_tokens, echo if request.echo else "")
+    return Prompt(
+        token_ids,
+        max_tokens,
+        echo if request.echo else "",
+        _prediction_ids(model, request, token_ids),
+    )
+
+
+def _prediction_ids(
+    model: ServedModel, request: SamplingFields, prompt_ids: tuple[int, ...]
+) -> tuple[int, ...]:
+    """The prediction as the model would write it behind this prompt."""
+    if request.prediction is None:
+        return ()
+    token_ids = model.tokenizer.encode_continuation(prompt_ids, request.prediction.text)
+    if len(token_ids) > model.card.max_model_len:
+        raise InvalidRequestError(
+            f"the prediction has {len(token_ids)} tokens, over the {model.card.max_model_len} of "
+            "the model's context",
+            param="prediction.content",
+        )
+    speculation = request.speculation
+    wanted = speculation is None or (
+        speculation.mode != "off" and speculation.drafter in (None, "auto", "prediction")
+    )
+    return token_ids if wanted else ()
 
 
 def _plan(
-    model: ServedModel, request: SamplingFields, prompts: tuple[Prompt, ...]
+    model: ServedModel,
+    request: SamplingFields,
+    prompts: tuple[Prompt, ...],
+    talk: Conversation | None = None,
 ) -> GenerationPlan:
     speculation = request.speculation
     stop_ids = tuple(request.stop_token_ids or ())
@@ -270,8 +293,12 @@ def _plan(
         num_speculative_tokens=(speculation and speculation.num_speculative_tokens) or 0,
         drafter=(speculation and speculation.drafter) or "auto",
         cache_salt=request.cache_salt or "",
+        tier=_TIERS.get(request.service_tier or "", ServiceTier.DEFAULT),
+        priority=request.priority or 0,
         num_top_logprobs=_num_top_logprobs(request),
-        grammar=_grammar(model, request),
+        num_prompt_logprobs=_num_prompt_logprobs(request),
+        grammar=_grammar(model, request, talk),
+        form=talk.form if talk else PLAIN,
     )
 
 
@@ -290,18 +317,29 @@ def _sampling(model: ServedModel, request: SamplingFields) -> SamplingParams:
     )
 
 
-def _grammar(model: ServedModel, request: SamplingFields) -> GrammarSpec | None:
+def _grammar(
+    model: ServedModel, request: SamplingFields, talk: Conversation | None
+) -> GrammarSpec | None:
     """Checked to be usable, which may take a second."""
     output = structured_output(request.response_format, request.structured_outputs)
-    if output is None:
+    has_calls = talk is not None and talk.use is not None
+    if output is None and not has_calls:
         return None
     if request.ignore_eos:
         raise InvalidRequestError(
-            f"ignore_eos cannot be combined with {output.param}: nothing follows its end",
+            f"ignore_eos cannot be combined with {output.param if output else 'tools'}: nothing "
+            "follows its end",
             param="ignore_eos",
         )
-    check_compiles(output, model.grammar_checker)
-    return output.spec
+    if output is not None:
+        check_compiles(output, model.grammar_checker)
+    if talk is None:
+        return output.spec if output else None
+    return answer_grammar(model, talk, output)
+
+
+def _num_prompt_logprobs(request: SamplingFields) -> int | None:
+    return request.logprobs if isinstance(request, CompletionRequest) and request.echo else None
 
 
 def _num_top_logprobs(request: SamplingFields) -> int | None:

@@ -9,8 +9,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from router.choice import Choice, Delta, SpeculationTally
+from router.logprobs import PromptEntries
 from router.path_policy import PathDecision
-from router.plan import GenerationPlan, ServedModel
+from router.plan import GenerationPlan
+from router.served_model import ServedModel
+
+MUCH_PROMPT_TOKENS = 512
+"""Log probabilities of so many are written in milliseconds."""
 
 
 class Reply:
@@ -47,6 +52,25 @@ class Reply:
         """Tokens delivered so far."""
         return sum(choice.num_tokens for choice in self.choices)
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Of these, tokens of reasoning."""
+        return sum(choice.num_reasoning_tokens for choice in self.choices)
+
+    @property
+    def num_predicted_tokens(self) -> int:
+        """Tokens of the client's prediction that appeared in the completions."""
+        return sum(choice.num_predicted_tokens for choice in self.choices)
+
+    @property
+    def num_unused_prediction_tokens(self) -> int:
+        """Tokens of the client's prediction that did not, as far as the choices have come."""
+        prompts, num_choices = self.plan.prompts, self.plan.num_choices
+        return sum(
+            max(0, len(prompts[c.index // num_choices].prediction_ids) - c.num_predicted_tokens)
+            for c in self.choices
+        )
+
     def tally(self) -> SpeculationTally:
         """What speculation did so far, over all choices."""
         total = SpeculationTally()
@@ -57,6 +81,21 @@ class Reply:
     def echo(self, index: int) -> str:
         """Text that goes before a choice's own."""
         return self.plan.prompts[index // self.plan.num_choices].echo
+
+    def prompt_entries(self, index: int) -> PromptEntries:
+        """The prompt's tokens with their log probabilities, if the client asked for them. To be
+        called once the choice has begun."""
+        if self.plan.num_prompt_logprobs is None:
+            return ()
+        token_ids = self.plan.prompts[index // self.plan.num_choices].token_ids
+        told = self.choices[index].generation.prompt_logprobs
+        return tuple(zip(token_ids, (None, *told), strict=True))
+
+    @property
+    def tells_much(self) -> bool:
+        """Writing it takes so long that others would notice."""
+        tells_prompt = self.plan.num_prompt_logprobs is not None
+        return tells_prompt and self.num_prompt_tokens > MUCH_PROMPT_TOKENS
 
     def set_decision(self, decision: PathDecision) -> None:
         """Take another path from the next step on."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
+from typing import TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -13,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from cluster.errors import InternalError, PacelineError, error_row, openai_error_body
 from cluster.types import FinishReason, TokenLogprobs
 from router import openai_format
+from router.metrics import RequestRecord
 from router.openai_format import ChunkWriter, FinishedChoice, Json, ReplyShape
 from router.reply import Reply
 from router.schema import SamplingFields
@@ -41,8 +44,10 @@ class ReplyResponse(Response):
         shape: ReplyShape,
         request: SamplingFields,
         timeout_s: float,
+        record: RequestRecord,
     ) -> None:
         super().__init__()
+        self._record = record
         self._opening = opening
         self._shape = shape
         self._request = request
@@ -54,6 +59,8 @@ class ReplyResponse(Response):
         leaving = asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                self._record.left()
         finally:
             leaving.cancel()
             answering.cancel()
@@ -68,21 +75,22 @@ class ReplyResponse(Response):
         except PacelineError as error:
             await self._fail(send, error)
         except OSError:  # the client is gone (TimeoutError: it does not read)
-            return
+            self._record.left()
         except Exception:  # the top of a request: nothing above could answer it
             logger.exception("a request failed")
             await self._fail(send, InternalError("an error of ours; it is in the log"))
 
     async def _give(self, send: Send) -> None:
         async with self._opening as reply:
+            self._record.opened(reply)
             if self._request.stream:
                 await self._stream(reply, send)
             else:
-                value = await _whole(reply, self._shape)
-                await self._send_all(send, json_response(value))
+                await self._send_all(send, await _whole(reply, self._shape, self._record))
 
     async def _stream(self, reply: Reply, send: Send) -> None:
-        async for data in _events(reply, ChunkWriter(reply, self._shape, self._request)):
+        writer = ChunkWriter(reply, self._shape, self._request)
+        async for data in _events(reply, writer, self._record):
             if not self._started:
                 await self._send_head(send)
             await send({"type": "http.response.body", "body": data, "more_body": True})
@@ -98,6 +106,7 @@ class ReplyResponse(Response):
         await response({"type": "http"}, _nothing, send)
 
     async def _fail(self, send: Send, error: PacelineError) -> None:
+        self._record.failed(error)
         with suppress(OSError):  # the client is gone meanwhile
             if self._started:
                 data = openai_format.event(openai_error_body(error))
@@ -119,22 +128,35 @@ def error_response(error: PacelineError) -> Response:
         response.headers["retry-after"] = str(max(1, round(error.retry_after_s or 1)))
     elif status in (500, 504):
         response.headers["x-should-retry"] = "false"  # the SDKs would, and it cannot help
+    elif status in (401, 408, 413):
+        # Answered before the whole body came. What still trickles in would hold it open.
+        response.headers["connection"] = "close"
     return response
 
 
-async def _events(reply: Reply, writer: ChunkWriter) -> AsyncIterator[bytes]:
+async def _events(reply: Reply, writer: ChunkWriter, record: RequestRecord) -> AsyncIterator[bytes]:
     async for delta in reply.deltas():
-        data = writer.delta(delta)
+        record.saw(delta)
+        data = await _write(reply, partial(writer.delta, delta))
         if data:
             yield data
     yield writer.tail()
 
 
-async def _whole(reply: Reply, shape: ReplyShape) -> Json:
+Written = TypeVar("Written")
+
+
+async def _write(reply: Reply, write: Callable[[], Written]) -> Written:
+    """Beside the event loop if it takes long."""
+    return await asyncio.to_thread(write) if reply.tells_much else write()
+
+
+async def _whole(reply: Reply, shape: ReplyShape, record: RequestRecord) -> Response:
     texts = [reply.echo(choice.index) for choice in reply.choices]
     reasons: dict[int, FinishReason] = {}
     logprobs: list[list[tuple[int, TokenLogprobs]]] = [[] for _ in reply.choices]
     async for delta in reply.deltas():
+        record.saw(delta)
         texts[delta.index] += delta.text
         logprobs[delta.index] += delta.logprobs
         if delta.finish_reason is not None:
@@ -143,7 +165,7 @@ async def _whole(reply: Reply, shape: ReplyShape) -> Json:
         FinishedChoice(index, texts[index], reasons[index], logprobs[index])
         for index in sorted(reasons)
     ]
-    return openai_format.body(reply, shape, choices)
+    return await _write(reply, lambda: json_response(openai_format.body(reply, shape, choices)))
 
 
 async def _disconnected(receive: Receive) -> None:

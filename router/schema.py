@@ -17,9 +17,12 @@ from cluster.errors import InvalidRequestError
 Finite = {"allow_inf_nan": False}
 FAIL_FAST = Field(fail_fast=True)
 """The first wrong element is complaint enough, however long the list."""
+DEPRECATED = Field(json_schema_extra={"deprecated": True})
 TokenId = Annotated[int, Field(ge=0, lt=1 << 32)]
 Seed = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 Count = Annotated[int, Field(ge=1, lt=1 << 31)]
+ChatTemplateKwargs = Annotated[dict[str, bool | int | str], Field(max_length=16)]
+Priority = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 
 
 class Schema(BaseModel):
@@ -56,6 +59,20 @@ class TextPart(Schema):
 
     type: Literal["text"]
     text: str
+
+
+class Prediction(Schema):
+    """OpenAI's predicted output."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], FAIL_FAST]
+
+    @property
+    def text(self) -> str:
+        """Content as one string."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content
 
 
 class ToolCallFunction(Schema):
@@ -95,6 +112,55 @@ class ChatMessage(Schema):
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content
+
+
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class FunctionDefinition(Schema):
+    """A function that the model may call."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON Schema of the arguments, of an object; none means that it takes none."""
+    strict: bool | None = None
+    """Arguments follow the schema in any case. Strict refuses a schema that is not supported,
+    else any object will do for it."""
+
+
+class Tool(Schema):
+    """Something that the model may use."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionReference(Schema):
+    """One of the functions in `tools`."""
+
+    name: str
+
+
+class NamedTool(Schema):
+    """One of `tools`."""
+
+    type: Literal["function"]
+    function: FunctionReference
+
+
+class AllowedTools(Schema):
+    """Some of `tools`."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], FAIL_FAST, Field(min_length=1, max_length=128)]
+
+
+class AllowedToolsChoice(Schema):
+    """The model sees all tools and may call some."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
 
 
 class SamplingFields(Schema):
@@ -141,6 +207,9 @@ class SamplingFields(Schema):
     """As vLLM has it: only requests with the same salt reuse one another's work on the prompt, so
     that nobody learns from the time of an answer what others asked. It changes no token."""
     speculation: SpeculationOptions | None = None
+    prediction: Prediction | None = None
+    """What the answer will be, for the most part: the file to be edited, say. It is drafted from,
+    and changes no token."""
 
     # Nothing here depends on these.
     user: str | None = None
@@ -148,16 +217,16 @@ class SamplingFields(Schema):
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
     service_tier: Literal["auto", "default", "priority", "flex"] | None = None
+    """Under load flex goes plain first and priority last; no token depends on it."""
+    priority: Priority | None = None
+    """As vLLM has it: the verifier's queue is left by the lowest first."""
 
     response_format: dict[str, Any] | None = None
     """text, json_object or json_schema; see structured_output.py."""
     structured_outputs: dict[str, Any] | None = None
     """As vLLM has it: one of json, json_object, regex, choice, grammar."""
-
-    # See NOT_YET.
-    priority: int | None = None
-    prediction: dict[str, Any] | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -190,9 +259,23 @@ class ChatCompletionRequest(SamplingFields):
     """Of the model's own distribution: before penalties, temperature and truncation."""
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Only together with `logprobs`."""
-    tools: list[Any] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: Annotated[list[Tool], FAIL_FAST, Field(max_length=128)] | None = None
+    """Functions that the model may call."""
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice | None = None
+    """auto where there are tools: text, calls, or text and then calls."""
     parallel_tool_calls: bool | None = None
+    """Whether one answer may hold several calls; true by default."""
+    functions: Annotated[Any, DEPRECATED] = None
+    """Refused: use `tools`."""
+    function_call: Annotated[Any, DEPRECATED] = None
+    """Refused: use `tool_choice`."""
+    chat_template_kwargs: ChatTemplateKwargs | None = None
+    """More variables for the model's chat template, as vLLM has it: enable_thinking, say."""
+
+    @property
+    def is_constrained(self) -> bool:
+        """Calls follow a grammar."""
+        return bool(self.tools) or super().is_constrained
 
 
 class CompletionRequest(SamplingFields):
@@ -208,8 +291,10 @@ class CompletionRequest(SamplingFields):
             Field(min_length=1),
         ]
     )
+    max_tokens: Annotated[int, Field(ge=0, lt=1 << 31)] | None = None
+    """0 only together with `echo`: then nothing is generated."""
     echo: bool | None = None
-    """Give the prompt back before the completion."""
+    """Give the prompt back before the completion, with `logprobs` those of its tokens too."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """So many of the likeliest tokens beside each token's own, of the model's own distribution."""
     best_of: Annotated[int, Field(ge=1)] | None = None
@@ -225,6 +310,10 @@ class TokenizeRequest(Schema):
     add_special_tokens: bool | None = None
     """By default true for a prompt; the chat template brings its own."""
     add_generation_prompt: bool | None = None
+    tools: Annotated[list[Tool], FAIL_FAST, Field(max_length=128)] | None = None
+    """That a chat completion would tell the model of; only together with `messages`."""
+    chat_template_kwargs: ChatTemplateKwargs | None = None
+    """The same."""
     return_token_strs: bool | None = None
 
 
@@ -238,23 +327,11 @@ class DetokenizeRequest(Schema):
 # --- fields whose effect does not exist yet -----------------------------------------------------
 
 
-def _equals(neutral: object) -> Callable[[Any], bool]:
-    return lambda value: bool(value == neutral)
-
-
 def _empty(value: Any) -> bool:
     return not value
 
 
-def _never(value: Any) -> bool:
-    return False
-
-
 NOT_YET: Mapping[str, Callable[[Any], bool]] = {
-    "priority": _equals(0),
-    "prediction": _never,
-    "tools": _empty,
-    "tool_choice": lambda value: value in ("none", "auto"),
     "suffix": _empty,
 }
 """Field to: is this value without effect? Others are refused, never ignored."""
@@ -273,7 +350,14 @@ def parse(schema: type[Parsed], body: Mapping[str, Any]) -> Parsed:
     return request
 
 
+REPLACED: Mapping[str, str] = {"functions": "tools", "function_call": "tool_choice"}
+"""Field that OpenAI had once to the one that it has now."""
+
+
 def _check_not_yet(request: Schema) -> None:
+    for name in request.model_fields_set & REPLACED.keys():
+        if getattr(request, name) is not None:
+            raise InvalidRequestError(f"{name} is not taken; use {REPLACED[name]}", param=name)
     for name in request.model_fields_set & NOT_YET.keys():
         value = getattr(request, name)
         if value is not None and not NOT_YET[name](value):
@@ -297,8 +381,9 @@ def _depth(path: Sequence[int | str]) -> tuple[int, list[int]]:
 def _path(loc: Sequence[int | str], kind: str, body: Any) -> list[int | str]:
     """`loc` without what names an arm of a union instead of a place in the body."""
     path: list[int | str] = []
-    for step in loc:
-        if isinstance(body, Mapping) and (step in body or kind == "missing"):
+    for index, step in enumerate(loc, start=1):
+        is_missing = kind == "missing" and index == len(loc)
+        if isinstance(body, Mapping) and (step in body or is_missing):
             path.append(step)
             body = body.get(step)
         elif isinstance(body, list) and isinstance(step, int) and step < len(body):

@@ -8,31 +8,46 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 from cluster.config import RouterConfig
 from cluster.errors import OverloadedError
-from cluster.rpc import new_incarnation
+from cluster.member_auth import MemberAuth, Role
+from cluster.members_service import SERVICE_NAME, MembersServicer, RouterStatus
+from cluster.metrics import MemberLabels
+from cluster.rpc import RpcServer, new_incarnation, start_rpc_server
 from cluster.types import (
     GenerationRequest,
     Member,
     ModelCard,
+    Path,
     make_request_key,
 )
 from router.admission import Admission
+from router.api_keys import ANYONE, ApiKeys, Tenant
 from router.choice import Choice, ChoiceText, SpeculationTally
+from router.cluster_scrape import ClusterScrape, Peer
 from router.generation import Generation
 from router.generation_client import Clock
-from router.path_policy import PathDecision, PathPolicy, SpeculationMode
+from router.metrics import RequestMetrics, router_metrics_text
+from router.path_policy import (
+    PathDecision,
+    PathPolicy,
+    PathReason,
+    SpeculationMode,
+    with_probes,
+)
 from router.plan import (
     GenerationPlan,
     Prompt,
-    ServedModel,
     num_generations,
     plan_chat,
     plan_completion,
 )
 from router.reply import Reply
 from router.schema import ChatCompletionRequest, CompletionRequest, SamplingFields
+from router.served_model import ServedModel
+from router.thinking import ReasoningCounter
 from router.verifier_pool import NOT_READY_RETRY_S, VerifierPool
 from router.verifier_routing import prompt_affinity
 
@@ -54,23 +69,33 @@ class RouterService:
         *,
         card: ModelCard | None = None,
         identity: Member | None = None,
+        labels: MemberLabels | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
+        """`labels` are those of its metrics; by default its incarnation."""
         self.config = config
         self.identity = identity or Member(incarnation=new_incarnation(), address="")
-        self.pool = VerifierPool(self.identity.incarnation, clock)
+        self.auth = MemberAuth(config.rpc)
+        self._keys = ApiKeys(config.auth.keys_file) if config.auth.keys_file else None
+        self.pool = VerifierPool(self.identity.incarnation, clock, self.auth)
         self.policy = PathPolicy(config.path_policy, clock())
         self.admission = Admission(config.admission)
+        self.labels = labels or MemberLabels("Router", self.identity.incarnation)
+        self.requests = RequestMetrics()
+        self.scrape = ClusterScrape(self.metrics_text, self._peers, self.auth, clock)
+        self.routers: dict[str, Member] = {}
+        """Of this application, perhaps this one too."""
         self.drafters: dict[str, Member] = {}
         self.totals = SpeculationTally()
         """Over all requests that ended."""
         self.draining = False
         self.clock = clock
         self._model: ServedModel | None = None
-        self._auto: set[Reply] = set()
-        """Running replies whose path follows the cluster's mode."""
+        self._auto: dict[Reply, None] = {}
+        """Running replies whose path follows the cluster's mode, in order of age."""
         self._numbers = itertools.count()
         self._ticking: asyncio.Task[None] | None = None
+        self._rpc: RpcServer | None = None
         if card is not None:
             self.serve_model(card)
 
@@ -88,8 +113,12 @@ class RouterService:
         self.pool.update_members(members)
 
     def update_drafters(self, members: Mapping[str, Member]) -> None:
-        """Take the drafters that the cluster has now; for the cluster report only."""
+        """Take the drafters that the cluster has now; for the cluster report and metrics only."""
         self.drafters = dict(members)
+
+    def update_routers(self, members: Mapping[str, Member]) -> None:
+        """Take the routers that the cluster has now; for the cluster report and metrics only."""
+        self.routers = dict(members)
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Take other limits, thresholds and mode without a restart."""
@@ -102,8 +131,19 @@ class RouterService:
         if self._ticking is None:
             self._ticking = asyncio.create_task(self._tick())
 
+    async def listen(self, host: str) -> None:
+        """Answer other routers from now on, at the address in `identity`."""
+        servicer = MembersServicer(self.metrics_text, self.status)
+        self._rpc = await start_rpc_server(
+            servicer.register, SERVICE_NAME, host=host, port=self.config.rpc.port, auth=self.auth
+        )
+        self.identity = replace(self.identity, address=self._rpc.address)
+
     async def close(self) -> None:
         """End every stream. Idempotent."""
+        if self._rpc is not None:
+            await self._rpc.stop(grace_s=0)
+        await self.scrape.close()
         if self._ticking is not None:
             self._ticking.cancel()
             with suppress(asyncio.CancelledError):
@@ -113,6 +153,27 @@ class RouterService:
             await asyncio.to_thread(self._model.grammar_checker.close)
 
     # --- what the API asks ---
+
+    def authenticate(self, authorization: str | None) -> Tenant:
+        """Who shows this Authorization header. Raises AuthenticationError; without keys it is
+        not looked at."""
+        return ANYONE if self._keys is None else self._keys.authenticate(authorization)
+
+    def metrics_text(self) -> str:
+        """The exposition of this router alone."""
+        return router_metrics_text(
+            self.labels, self.requests, self.policy, self.pool.num_resumes, self.scrape.errors
+        )
+
+    def status(self) -> RouterStatus:
+        """What this router tells of itself."""
+        return RouterStatus(
+            ready=self.not_ready_reason is None,
+            in_flight=self.admission.in_flight,
+            mode=self.policy.mode,
+            reason=self.policy.reason,
+            since_s=self.policy.since_s(self.clock()),
+        )
 
     @property
     def not_ready_reason(self) -> str | None:
@@ -132,26 +193,38 @@ class RouterService:
 
     @asynccontextmanager
     async def chat(
-        self, request: ChatCompletionRequest, session: str | None = None
+        self,
+        request: ChatCompletionRequest,
+        tenant: Tenant = ANYONE,
+        session: str | None = None,
     ) -> AsyncIterator[Reply]:
         """A running chat completion; leaving the context frees everything it holds."""
         size = sum(len(message.text or "") for message in request.messages)
         limits, model = self.config.limits, self.model
+        call_format = self.config.tool_call_format
         async with self._reply(
-            model, request, lambda: plan_chat(model, limits, request), size, session
+            model,
+            request,
+            lambda: plan_chat(model, limits, request, call_format),
+            size,
+            tenant,
+            session,
         ) as reply:
             yield reply
 
     @asynccontextmanager
     async def completion(
-        self, request: CompletionRequest, session: str | None = None
+        self,
+        request: CompletionRequest,
+        tenant: Tenant = ANYONE,
+        session: str | None = None,
     ) -> AsyncIterator[Reply]:
         """A running completion; leaving the context frees everything it holds."""
         prompt = request.prompt
         size = len(prompt) if isinstance(prompt, str) else sum(len(str(p)) for p in prompt)
         limits, model = self.config.limits, self.model
         async with self._reply(
-            model, request, lambda: plan_completion(model, limits, request), size, session
+            model, request, lambda: plan_completion(model, limits, request), size, tenant, session
         ) as reply:
             yield reply
 
@@ -164,6 +237,7 @@ class RouterService:
         request: SamplingFields,
         make_plan: Callable[[], GenerationPlan],
         num_chars: int,
+        tenant: Tenant,
         session: str | None,
     ) -> AsyncIterator[Reply]:
         started = self.clock()
@@ -171,14 +245,16 @@ class RouterService:
         count = num_generations(request, self.config.limits)
         if self.not_ready_reason is not None:
             raise self._not_ready(self.not_ready_reason)
-        with self.admission.slots(count):
+        left_s = self.config.request_timeout_s - (self.clock() - started)
+        with self.admission.slots(count, tenant, self.pool.outlook(), left_s):
             inline = num_chars < INLINE_CHARS and not request.is_constrained
             plan = make_plan() if inline else await asyncio.to_thread(make_plan)
+            plan = replace(plan, cache_salt=tenant.cache_salt(plan.cache_salt))
             reply = self._start(model, plan, started, session)
             try:
                 yield reply
             finally:
-                self._auto.discard(reply)
+                self._auto.pop(reply, None)
                 reply.close()
                 self.totals.add(reply.tally())
 
@@ -186,7 +262,7 @@ class RouterService:
         self, model: ServedModel, plan: GenerationPlan, started: float, session: str | None
     ) -> Reply:
         """Submit every generation of a plan; on an error none of them stays."""
-        decision = self._decide(plan.mode)
+        decision = self._decide(plan)
         reply = Reply(model, plan, decision, started)
         secret = secrets.token_bytes(16) if plan.seed is None else str(plan.seed).encode()
         number = next(self._numbers)
@@ -196,20 +272,22 @@ class RouterService:
                 key = make_request_key(secret, index % plan.num_choices, prompt.token_ids)
                 request_id = f"{self.identity.incarnation[:12]}-{number:x}-{index}"
                 request = self._request(plan, prompt, request_id, key, decision, started)
-                affinity = session.encode() if session else prompt_affinity(prompt.token_ids)
-                generation = Generation(self.pool, request, affinity)
+                salt = plan.cache_salt
+                affinity = (session or "").encode() or prompt_affinity(prompt.token_ids, salt)
+                generation = Generation(self.pool, request, affinity, self.config.max_resumes)
                 text = ChoiceText(
                     model.tokenizer.detokenizer(),
                     plan.stops,
                     _silent_ids(model.card, plan),
                     plan.sampling.min_tokens,
                 )
-                reply.choices.append(Choice(index, generation, text))
+                reasoning = ReasoningCounter(plan.form.thinking, model.tokenizer)
+                reply.choices.append(Choice(index, generation, text, reasoning))
         except BaseException:
             reply.close()
             raise
-        if plan.mode is SpeculationMode.AUTO:
-            self._auto.add(reply)
+        if plan.mode is SpeculationMode.AUTO and decision.follows_load:
+            self._auto[reply] = None
         return reply
 
     def _request(
@@ -228,6 +306,7 @@ class RouterService:
             prompt_ids=prompt.token_ids,
             sampling=plan.sampling,
             num_top_logprobs=plan.num_top_logprobs,
+            num_prompt_logprobs=plan.num_prompt_logprobs,
             grammar=plan.grammar,
             max_tokens=prompt.max_tokens,
             stop_token_ids=plan.stop_token_ids,
@@ -235,8 +314,10 @@ class RouterService:
             path=decision.path,
             num_speculative_tokens=plan.num_speculative_tokens,
             drafter=plan.drafter,
+            prediction_ids=prompt.prediction_ids,
             deadline_ms=max(1, int(left_s * 1000)),
             cache_salt=plan.cache_salt,
+            priority=plan.priority,
         )
 
     def _not_ready(self, reason: str) -> OverloadedError:
@@ -244,21 +325,43 @@ class RouterService:
 
     # --- the cluster's mode ---
 
+    def _peers(self) -> list[Peer]:
+        """Every other member of the cluster."""
+        own = self.identity.incarnation
+        routers = [Peer(Role.ROUTER, m) for name, m in self.routers.items() if name != own]
+        verifiers = [Peer(Role.VERIFIER, member) for member in self.pool.members.values()]
+        drafters = [Peer(Role.DRAFTER, member) for member in self.drafters.values()]
+        return [*routers, *verifiers, *drafters]
+
     async def _tick(self) -> None:
         while True:
             self.follow_load()
+            if self._keys is not None:
+                self._keys.refresh(self.clock())
             await asyncio.sleep(POLICY_TICK_S)
 
     def follow_load(self) -> None:
         """Let the policy see the load; running auto requests follow a switch of the mode."""
-        if self.policy.observe(self.pool.load(), self.clock()):
-            decision = PathDecision(self.policy.mode, self.policy.reason)
-            for reply in self._auto:
+        if not self.policy.observe(self.pool.load(), self.clock()):
+            return
+        replies = list(self._auto)
+        modes = [self.policy.of_tier(reply.plan.tier) for reply in replies]
+        for reply, decision in zip(replies, with_probes(modes), strict=True):
+            if decision.path is not reply.decision.path:
                 reply.set_decision(decision)
 
-    def _decide(self, mode: SpeculationMode) -> PathDecision:
+    def _decide(self, plan: GenerationPlan) -> PathDecision:
         self.follow_load()
-        return self.policy.decide(self.pool.load(), mode, self.clock())
+        predicted = any(prompt.prediction_ids for prompt in plan.prompts)
+        if plan.drafter == "prediction" and plan.mode is not SpeculationMode.OFF and not predicted:
+            reason = "speculation.drafter is prediction, and the request has none"
+            return PathDecision(Path.PLAIN, reason, PathReason.NO_PREDICTION)
+        load, now = self.pool.load(), self.clock()
+        decision = self.policy.decide(load, plan.mode, now, plan.drafter, plan.tier)
+        if plan.mode is not SpeculationMode.AUTO:
+            return decision
+        speculating = sum(r.decision.path is Path.SPECULATIVE for r in self._auto)
+        return with_probes([decision], len(self._auto), speculating)[0]
 
 
 def _silent_ids(card: ModelCard, plan: GenerationPlan) -> frozenset[int]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from typing import Any
 
+from cluster.members_service import RouterStatus
 from router.cluster_report import cluster_report
 from router.service import RouterService
 
@@ -24,9 +26,9 @@ _VERIFIER_COLUMNS = ("address", "model", "state", "running", "waiting", "step_ms
 _DRAFTER_COLUMNS = ("address", "model", "state", "sessions", "tokens_per_s", "acceptance_rate")
 
 
-def status_page(service: RouterService) -> str:
-    """The page, as of now."""
-    report = cluster_report(service)
+def status_page(service: RouterService, routers: Mapping[str, RouterStatus]) -> str:
+    """The page, as of now. `routers`: what the others told, by incarnation."""
+    report = cluster_report(service, routers)
     reason = service.not_ready_reason
     return _PAGE.format(
         ready="Ready." if reason is None else f"Not ready: {html.escape(reason)}",

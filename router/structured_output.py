@@ -79,7 +79,7 @@ def _openai_schema(field: Any, param: str) -> StructuredOutput:
         raise _invalid(f"{param}.strict", "must be a boolean")
     if not isinstance(given.get("description", ""), str):
         raise _invalid(f"{param}.description", "must be a string")
-    return _schema(given.get("schema"), f"{param}.schema")
+    return json_schema(given.get("schema"), f"{param}.schema")
 
 
 # --- vLLM ---------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def _json(value: Any, param: str) -> StructuredOutput:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
             raise _invalid(param, f"is not valid JSON: {error}") from None
-    return _schema(value, param)
+    return json_schema(value, param)
 
 
 def _json_object(value: Any, param: str) -> StructuredOutput:
@@ -150,7 +150,8 @@ def _given(field: Mapping[str, Any], known: Iterable[str], param: str) -> dict[s
     return given
 
 
-def _schema(schema: Any, param: str) -> StructuredOutput:
+def json_schema(schema: Any, param: str) -> StructuredOutput:
+    """A JSON Schema that stands at `param`. Bounds its size and compiles nothing."""
     if not isinstance(schema, dict):
         raise _invalid(param, "must be a JSON Schema, as an object")
     if "x-guidance" in schema:

@@ -16,6 +16,13 @@ import tokenizers
 from cluster.types import ModelCard
 from router.detokenizer import Detokenizer
 
+SHOWN_SPECIAL = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+"""Texts that have a meaning within an answer, so they are not skipped where they are special."""
+
+
+_CONTEXT_TOKENS = 32
+"""Of a prompt that decide how the text behind it is cut into tokens."""
+
 
 class Tokenizer:
     """The target's tokenizer. Immutable after its construction and safe to share with threads."""
@@ -27,6 +34,7 @@ class Tokenizer:
         self.vocab_size = card.vocab_size
         self.special_ids = _special_ids(self._trusted)
         """Special tokens by their text."""
+        self._special_id_set = frozenset(self.special_ids.values())
         self._special_pattern = _any_of(self.special_ids)
         # Parts of one character are no sign: every Markdown quote begins with ">". When two texts
         # make a special token together, one of them holds two characters of it or more.
@@ -36,14 +44,28 @@ class Tokenizer:
         decoder = json.loads(card.tokenizer_json).get("decoder")
         self._token_bytes = _token_bytes(self._trusted, decoder, card.vocab_size)
         self._text_bytes = list(self._token_bytes)
-        for token_id in self.special_ids.values():
-            if token_id < len(self._text_bytes):
+        for text, token_id in self.special_ids.items():
+            if token_id < len(self._text_bytes) and text not in SHOWN_SPECIAL:
                 self._text_bytes[token_id] = b""
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Ids of a client's text. `add_special_tokens` adds what the model wants around a text
         (a beginning-of-sequence token, say)."""
         return tuple(self._untrusted.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_continuation(self, prompt_ids: Sequence[int], text: str) -> tuple[int, ...]:
+        """Ids of a client's text as the model would write it behind a prompt: what is a word's
+        first token depends on what stands before it."""
+        tail_ids = tuple(prompt_ids[-_CONTEXT_TOKENS:])
+        for index, token_id in enumerate(reversed(tail_ids)):
+            if token_id in self._special_id_set:
+                tail_ids = tail_ids[len(tail_ids) - index :]
+                break
+        tail = self.decode(tail_ids)
+        together = self.encode(tail + text, add_special_tokens=False)
+        if together[: len(tail_ids)] == tail_ids:
+            return together[len(tail_ids) :]
+        return self.encode(text, add_special_tokens=False)
 
     def encode_rendered(self, text: str) -> tuple[int, ...]:
         """Ids of a rendered template, whose special tokens count."""
@@ -67,6 +89,11 @@ class Tokenizer:
         return b"".join(table[i] for i in token_ids if 0 <= i < len(table)).decode(
             "utf-8", "replace"
         )
+
+    def token_id(self, text: str) -> int | None:
+        """Of the token that is this text, if there is one."""
+        token_id: int | None = self._trusted.token_to_id(text)
+        return token_id
 
     def token_text(self, token_id: int) -> tuple[str, bytes]:
         """One token for a reader: its text, special tokens included, and its bytes. Bytes that are

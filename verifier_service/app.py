@@ -10,15 +10,18 @@ from typing import Any
 
 from ray import serve
 
+from cluster.collector import spare_what_is_loaded
 from cluster.config import VerifierConfig
 from cluster.membership import (
     DEPLOYMENT_OPTIONS,
     MemberWatch,
     bind_host,
     member_metadata,
+    replica_labels,
     this_replica,
 )
 from cluster.types import ModelCard
+from verifier_service.drafter_wake import DrafterWake
 from verifier_service.service import VerifierService
 
 
@@ -27,8 +30,16 @@ class VerifierReplica:
 
     async def __init__(self, config: VerifierConfig) -> None:  # type: ignore[misc]  # Serve awaits it.
         self._config = config
-        self._service = await VerifierService.start(config, host=bind_host(config.rpc))
+        self._service = await VerifierService.start(
+            config, host=bind_host(config.rpc), labels=replica_labels()
+        )
+        spare_what_is_loaded()
         self._drafters = MemberWatch("Drafter", config.drafter_app, self._service.update_drafters)
+        self._wake = DrafterWake(lambda: self._service.lacks_drafters, self._call_drafter)
+
+    async def _call_drafter(self) -> None:
+        handle = await self._drafters.handle()
+        await handle.wake.remote()
 
     def record_replica_metadata(self) -> dict[str, Any]:
         service, card = self._service, self._service.card
@@ -54,7 +65,8 @@ class VerifierReplica:
         self._service.check_health()
 
     async def __del__(self) -> None:
-        if hasattr(self, "_drafters"):
+        if hasattr(self, "_wake"):
+            self._wake.close()
             self._drafters.close()
             await self._service.stop(grace_s=self._config.drain_grace_s)
 

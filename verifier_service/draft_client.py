@@ -4,16 +4,17 @@ Lives on the event loop, beside the engine's thread: orders come in once per ste
 into the engine's inbox. It remembers each sequence's committed tokens, so that a session can be
 opened anew on any drafter at any time, and nothing that a drafter does reaches the engine except
 drafts and the news that a session is live or lost.
+
+It knows no clock and no socket: both are its Network, which a test may simulate.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from cluster.config import SpeculationConfig
 from cluster.errors import InvalidRequestError, OverloadedError
@@ -23,13 +24,12 @@ from cluster.protocol.messages import (
     DrafterHello,
     SessionDraft,
     SessionError,
-    TargetBatch,
     TargetHello,
 )
 from cluster.types import Members
+from verifier_service.acceptance_breaker import Turn
 from verifier_service.drafter_choice import choose_drafter, preferred_drafters, reopen_pause_s
 from verifier_service.drafter_link import DrafterLink, Session
-from verifier_service.drafter_stream import StreamLostError, run_stream
 from verifier_service.events import (
     DraftArrived,
     DraftCommit,
@@ -37,17 +37,51 @@ from verifier_service.events import (
     DraftOrders,
     DraftSessionLive,
     DraftSessionLost,
+    DraftVerdict,
     EngineInput,
 )
+from verifier_service.recorders import DraftRecorder, Fallback
 
 logger = logging.getLogger(__name__)
 
 MAX_STREAMS = 8
 """Drafters that a verifier keeps a stream to; others take the places of full and lost ones."""
-MAX_DRAFTS_PER_MESSAGE = 16
-"""Drafts of a session taken per message to it; a drafter that sends more floods."""
+LEASE_S = 10.0
+"""A drafter closes our sessions when it hears nothing for so long: our event loop is stuck, however
+alive the connection is."""
+HEARTBEAT_S = 1.0
+"""Between two words to a drafter that has sessions of ours."""
 HOUSEKEEPING_PERIOD_S = 0.25
-CLOSE_TIMEOUT_S = 5.0
+
+
+class Stream(Protocol):
+    """The client's end of a stream to one drafter. Whoever carries it calls `ready`, `received` and
+    `lost` of the client, and sends `link.take_batch()` after a wake."""
+
+    @property
+    def link(self) -> DrafterLink: ...
+
+    def wake(self) -> None:
+        """Something is to be told."""
+
+    def end(self) -> None:
+        """Carry nothing more, either way."""
+
+
+class Network(Protocol):
+    """What a draft client stands on."""
+
+    def now(self) -> float:
+        """Seconds on a clock that never goes back."""
+
+    def dial(self, link: DrafterLink, client: DraftClient) -> Stream:
+        """Begin a stream."""
+
+    def repeat(self, period_s: float, action: Callable[[], None]) -> None:
+        """Call the action once in each period from now on."""
+
+    async def close(self) -> None:
+        """End every stream and every repetition."""
 
 
 @dataclass(slots=True)
@@ -65,6 +99,7 @@ class DraftCounters:
     streams_opened: int = 0
     streams_lost: int = 0
     streams_refused: int = 0
+    times_distrusted: int = 0
 
 
 class DraftClient:
@@ -75,29 +110,40 @@ class DraftClient:
         config: SpeculationConfig,
         hello: TargetHello,
         post: Callable[[EngineInput], None],
+        network: Network,
         rng: random.Random | None = None,
     ) -> None:
         self.counters = DraftCounters()
+        self.recorder = DraftRecorder()
         self._backoff_s = config.connect_backoff_s
         self._hello = hello
         self._post = post
+        self._network = network
         self._rng = rng or random.Random()
         self._sessions: dict[int, Session] = {}
         self._waiting: dict[int, Session] = {}
         """Sessions without a link."""
         self._links: dict[str, DrafterLink] = {}
-        self._streams: dict[str, DrafterStream] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        """Of all streams, those that are ending included."""
+        self._streams: dict[str, Stream] = {}
         self._refused: set[str] = set()
         """Incarnations that are never dialled again."""
-        self._housekeeping: asyncio.Task[None] | None = None
+        self._keeps_house = False
         self._closed = False
+
+    @property
+    def drafter_names(self) -> set[str]:
+        """Of the drafters that shook hands."""
+        return {link.hello.drafter for link in self._links.values() if link.hello is not None}
 
     @property
     def num_sessions(self) -> int:
         """Sequences that want drafts, with a drafter or without."""
         return len(self._sessions)
+
+    @property
+    def lacks_drafters(self) -> bool:
+        """Sessions wait, and the cluster has no drafter that might take them one day."""
+        return bool(self._waiting) and not any(link.listed for link in self._links.values())
 
     def update_members(self, members: Members) -> None:
         """The drafters that may be used from now on. A stream to one that is gone from the list
@@ -109,13 +155,17 @@ class DraftClient:
             link.listed = incarnation in members
             if not link.listed and incarnation not in self._streams:
                 del self._links[incarnation]
-        if self._housekeeping is None and not self._closed:
-            self._housekeeping = asyncio.create_task(self._keep_house())
+        if not self._keeps_house and not self._closed:
+            self._keeps_house = True
+            period_s = min(HOUSEKEEPING_PERIOD_S, self._backoff_s / 2)
+            self._network.repeat(period_s, self.keep_house)
         self._dial()
 
     def apply(self, orders: DraftOrders) -> None:
         """Take one step's orders. Waits for nothing; an order for a sequence that is not known any
         more is ignored."""
+        for link in self._links.values():
+            link.least_survival = orders.least_survival
         for opening in orders.opens:
             self._open(opening)
         for commit in orders.commits:
@@ -135,26 +185,21 @@ class DraftClient:
             self._close(seq)
         self._wake_streams()
 
-    def record_acceptance(self, incarnation: str, drafted: int, accepted: int) -> None:
+    def record(self, verdict: DraftVerdict) -> None:
         """What became of a drafter's drafts in one step."""
-        if (link := self._links.get(incarnation)) is not None:
-            link.record_acceptance(drafted, accepted)
+        if (link := self._links.get(verdict.incarnation)) is not None:
+            self._follow(link, link.record(verdict, self._now()))
 
     def loads(self) -> tuple[DrafterLoad, ...]:
         """Every drafter that a stream was wanted to."""
-        return tuple(link.load() for link in self._links.values() if link.state is not None)
+        now = self._now()
+        return tuple(link.load(now) for link in self._links.values() if link.state is not None)
 
     async def close(self) -> None:
         """End every stream, and with it the sessions on the other side. Idempotent."""
         self._closed = True
-        tasks = list(self._tasks)
         self._streams.clear()
-        if self._housekeeping is not None:
-            tasks.append(self._housekeeping)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT_S)
+        await self._network.close()
 
     # --- orders ---
 
@@ -162,6 +207,8 @@ class DraftClient:
         session = Session(opening, list(opening.token_ids))
         self._sessions[opening.seq] = self._waiting[opening.seq] = session
         self._place(session)
+        if session.link is None:
+            self.recorder.fallbacks[Fallback.NO_DRAFTER] += 1
 
     def _commit(self, commit: DraftCommit) -> None:
         session = self._sessions.get(commit.seq)
@@ -175,7 +222,7 @@ class DraftClient:
         if session is not None and session.link is not None:
             self.counters.resyncs += 1
             link = session.link
-            self._reopen(session)
+            self._reopen(session, Fallback.RESYNC)
             self._strike(link, "drafts on prefixes that are not ours")
 
     def _close(self, seq: int) -> None:
@@ -204,21 +251,23 @@ class DraftClient:
             self._links[incarnation].take_in(session)
             self.counters.sessions_opened += 1
 
-    def _detach(self, session: Session) -> None:
+    def _detach(self, session: Session, reason: Fallback) -> None:
         """Take a session from its drafter; it waits for another."""
         assert session.link is not None
+        if not session.paused:
+            self.recorder.fallbacks[reason] += 1
         session.link.let_go(session)
         self._waiting[session.order.seq] = session
         if session.live:
             session.live = False
             self._post(DraftSessionLost(session.order.seq))
 
-    def _reopen(self, session: Session) -> None:
+    def _reopen(self, session: Session, reason: Fallback) -> None:
         """Something is wrong with a session: open it again, at once the first time, and after ever
         longer pauses if that does not help."""
         session.not_before = self._now() + reopen_pause_s(session.strikes, self._backoff_s)
         session.strikes += 1
-        self._detach(session)
+        self._detach(session, reason)
         self._place(session)
 
     def _place_waiting(self) -> None:
@@ -232,19 +281,35 @@ class DraftClient:
             if link.state is DrafterState.DRAINING:
                 for session in list(link.sessions.values()):
                     if any(other.can_take(session, now) for other in self._links.values()):
-                        self._detach(session)
+                        self._detach(session, Fallback.DRAINING)
                         self._place(session)
+
+    def _follow(self, link: DrafterLink, turn: Turn | None) -> None:
+        """Its breaker opened: its sessions go elsewhere, or on without. It closed: it may have as
+        many as there are."""
+        if turn is None:
+            return
+        said = f"of {turn.num_judged} first drafts {turn.num_accepted} were accepted"
+        address = link.member.address
+        if turn.pause_s:
+            logger.warning("drafter %s is left alone for %g s: %s", address, turn.pause_s, said)
+            self.counters.times_distrusted += 1
+            for session in list(link.sessions.values()):
+                self._detach(session, Fallback.DISTRUSTED)
+        else:
+            logger.info("drafter %s is trusted again: %s", address, said)
+        self._settle()
 
     # --- what drafters say ---
 
-    def ready(self, stream: DrafterStream, hello: DrafterHello) -> None:
+    def ready(self, stream: Stream, hello: DrafterHello) -> None:
         """For streams: hands were shaken."""
         if self._is_current(stream):
             stream.link.ready(hello, self._now())
             self.counters.streams_opened += 1
             self._settle()
 
-    def received(self, stream: DrafterStream, batch: DrafterBatch) -> None:
+    def received(self, stream: Stream, batch: DrafterBatch) -> None:
         """For streams: a message came."""
         if not self._is_current(stream):
             return
@@ -266,23 +331,25 @@ class DraftClient:
             self.counters.unknown_sessions += 1
         elif item.epoch != session.epoch:
             self.counters.stale_epochs += 1
-        elif session.num_drafts_since_told >= MAX_DRAFTS_PER_MESSAGE:
+        elif session.num_drafts_allowed == 0:
             self.counters.surplus_drafts += 1
             self._strike(link, "a flood of drafts")
         else:
             self._hand_over(link, session, item)
 
     def _hand_over(self, link: DrafterLink, session: Session, item: SessionDraft) -> None:
-        session.num_drafts_since_told += 1
-        rtt_s = session.answered(item.draft.anchor_position, self._now())
+        session.num_drafts_allowed -= 1
+        rtt_s = session.answered(item.draft, self._now())
         if rtt_s is not None:
             link.measured_rtt(rtt_s)
+            self.recorder.rtt_seconds.observe(rtt_s)
         if not session.live:
             session.live = True
             assert link.hello is not None
-            self._post(DraftSessionLive(item.session, link.hello.drafter, link.member.incarnation))
+            name, incarnation = link.hello.drafter, link.member.incarnation
+            self._post(DraftSessionLive(item.session, name, incarnation, session.tells_laws))
         self.counters.drafts += 1
-        self._post(DraftArrived(item.session, item.draft, time.monotonic()))
+        self._post(DraftArrived(item.session, item.draft, self._now()))
 
     def _take_error(self, link: DrafterLink, error: SessionError) -> None:
         """Epoch 0 is the error of a session that the drafter does not know. If an opening is on its
@@ -300,12 +367,12 @@ class DraftClient:
         link.closed_by_drafter(session)
         if error.kind == OverloadedError.__name__:
             link.full(self._now())
-            self._detach(session)
+            self._detach(session, Fallback.FULL)
         elif error.kind == InvalidRequestError.__name__:
             session.refused_by.add(link.member.incarnation)
-            self._detach(session)
+            self._detach(session, Fallback.REFUSED)
         else:
-            self._reopen(session)
+            self._reopen(session, Fallback.ERROR)
 
     def _strike(self, link: DrafterLink, breach: str) -> None:
         if link.strike(self._now()):
@@ -330,32 +397,21 @@ class DraftClient:
         for incarnation in wanted - self._streams.keys():
             link = self._links[incarnation]
             link.connect()
-            stream = self._streams[incarnation] = DrafterStream(link, self)
-            self._tasks.add(stream.task)
-            stream.task.add_done_callback(self._tasks.discard)
+            self._streams[incarnation] = self._network.dial(link, self)
 
     def _wake_streams(self) -> None:
         for stream in self._streams.values():
             if stream.link.has_news:
-                stream.wakeup.set()
-
-    async def serve(self, stream: DrafterStream) -> None:
-        """For streams: live until it ends, whatever ends it."""
-        try:
-            await run_stream(stream.link.member, self._hello, stream)
-        except StreamLostError as error:
-            self._lost(stream, error.reason, refused=error.refused)
-        except Exception as error:
-            logger.exception("the stream to drafter %s failed", stream.link.member.address)
-            self._lost(stream, repr(error), refused=False)
+                stream.wake()
 
     def _end_stream(self, link: DrafterLink, reason: str) -> None:
         stream = self._streams.get(link.member.incarnation)
         if stream is not None:
-            stream.task.cancel()
-            self._lost(stream, reason, refused=False)
+            stream.end()
+            self.lost(stream, reason, refused=False)
 
-    def _lost(self, stream: DrafterStream, reason: str, *, refused: bool) -> None:
+    def lost(self, stream: Stream, reason: str, *, refused: bool) -> None:
+        """For streams: it has ended. With `refused`, another one to this drafter is of no use."""
         link, incarnation = stream.link, stream.link.member.incarnation
         if not self._is_current(stream):
             return
@@ -368,48 +424,31 @@ class DraftClient:
             self.counters.streams_lost += 1
         link.lose(refused=refused, jitter=self._rng.random(), now=self._now())
         for session in list(link.sessions.values()):
-            self._detach(session)
+            self._detach(session, Fallback.LOST)
         if not link.listed:
             del self._links[incarnation]
         self._settle()
 
-    def _is_current(self, stream: DrafterStream) -> bool:
+    def _is_current(self, stream: Stream) -> bool:
         return self._streams.get(stream.link.member.incarnation) is stream
 
-    async def _keep_house(self) -> None:
+    def keep_house(self) -> None:
         """What depends on time alone: silence, pauses that are over."""
-        while True:
-            await asyncio.sleep(min(HOUSEKEEPING_PERIOD_S, self._backoff_s / 2))
-            now = self._now()
-            for stream in list(self._streams.values()):
-                if stream.link.is_silent(now):
-                    self._end_stream(stream.link, "it owes drafts and sends none")
-            self._dial()
-            self._settle()
+        now = self._now()
+        for stream in list(self._streams.values()):
+            if stream.link.is_silent(now):
+                self._end_stream(stream.link, "it owes drafts and sends none")
+        for link in list(self._links.values()):
+            self._follow(link, link.watch_probe(now))
+        self._beat(now)
+        self._dial()
+        self._settle()
+
+    def _beat(self, now: float) -> None:
+        """Renew our leases where nothing was said for a while, by an empty message."""
+        for stream in self._streams.values():
+            if stream.link.sessions and now - stream.link.told_at >= HEARTBEAT_S:
+                stream.wake()
 
     def _now(self) -> float:
-        return asyncio.get_running_loop().time()
-
-
-class DrafterStream:
-    """One stream of the client: the StreamOwner that run_stream asks, and its task."""
-
-    def __init__(self, link: DrafterLink, client: DraftClient) -> None:
-        self.link = link
-        self.wakeup = asyncio.Event()
-        self._client = client
-        self.task = asyncio.create_task(client.serve(self))
-
-    def ready(self, hello: DrafterHello) -> None:
-        self._client.ready(self, hello)
-
-    def received(self, batch: DrafterBatch) -> None:
-        self._client.received(self, batch)
-
-    async def outgoing(self) -> TargetBatch:
-        await self.wakeup.wait()
-        self.wakeup.clear()
-        batch = self.link.take_batch(asyncio.get_running_loop().time())
-        if self.link.has_news:
-            self.wakeup.set()
-        return batch
+        return self._network.now()

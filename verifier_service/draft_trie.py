@@ -9,10 +9,12 @@ committed.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import count
 
+from cluster.draft_law import DraftLaw
 from cluster.protocol.prefix_hash import EMPTY_PREFIX_HASH, extend_prefix_hash
 from cluster.types import Draft, DraftNode
 
@@ -28,7 +30,10 @@ class DraftOutcome(StrEnum):
     """What became of a draft."""
 
     USED = "used"
-    """It brought nodes, or the first word that there is nothing to propose."""
+    """It brought nodes, or the first word that no more are to come before the next commit."""
+    LAWLESS = "lawless"
+    """It brought nodes and was to tell their laws, and tells none or what cannot be. Its nodes are
+    verified by coupling."""
     DUPLICATE = "duplicate"
     """It fits and says nothing new."""
     OFF_PATH = "off_path"
@@ -36,7 +41,7 @@ class DraftOutcome(StrEnum):
     UNKNOWN_ANCHOR = "unknown_anchor"
     """Its prefix is none of ours; the drafter's session must be opened again."""
     MALFORMED = "malformed"
-    """It is no trie over this vocabulary, or too large."""
+    """It is no trie over this vocabulary, or too large, or answers what was not said yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,20 @@ class ChainNode:
     confidence: float
     """The drafter's word on its chance to be accepted, if all before it in the chain are."""
     survival: float
-    """Product of the confidences up to it."""
+    """Product of the chances up to it."""
+    drafter: str = ""
+    """Who proposed it."""
+    law: DraftLaw | None = None
+    """That it was drawn from, as the drafter tells."""
+
+
+Chance = Callable[[str, float], float]
+"""(drafter, confidence) -> the chance that the confidence is worth."""
+
+
+def its_word(drafter: str, confidence: float) -> float:
+    """The chance as the drafter says."""
+    return confidence
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +74,8 @@ class _Node:
     """Of what hangs below it: its own token is the last one of that prefix."""
     token_id: int
     confidence: float
+    drafter: str = ""
+    law: DraftLaw | None = None
     children: dict[int, _Node] = field(default_factory=dict)
 
     def descendants(self) -> Iterator[_Node]:
@@ -83,7 +103,8 @@ class DraftTrie:
         """Index i: hash of the first i committed tokens."""
         self._dropped: dict[Anchor, None] = {}
         """The latest anchors that fell off the committed path, oldest first."""
-        self._answered = False
+        self._answered_len: int | None = None
+        """Committed tokens when the drafter last said that no more is to come."""
         self._append(committed_token_ids)
         self._root = self._new_root()
         self._nodes = {self._root.anchor: self._root}
@@ -93,26 +114,61 @@ class DraftTrie:
         return len(self._nodes) - 1
 
     @property
-    def answered(self) -> bool:
-        """A draft for the committed tip, or from beyond it, has come since the last commit: there
-        is nothing more to wait for."""
-        return self._answered
+    def num_committed(self) -> int:
+        return len(self._hashes) - 1
 
-    def insert(self, draft: Draft) -> DraftOutcome:
-        """Take what fits of a draft."""
+    @property
+    def prefix_hash(self) -> int:
+        """Of the committed tokens."""
+        return self._hashes[-1]
+
+    @property
+    def answered(self) -> bool:
+        """The drafter has said all that it was asked for behind the committed tip: there is nothing
+        more to wait for."""
+        return self._answered_len == self.num_committed
+
+    def has_next(self, drafter: str) -> bool:
+        """Whether this drafter proposed a token behind the committed ones."""
+        return any(node.drafter == drafter for node in self._root.children.values())
+
+    def holds_chain(self, length: int) -> bool:
+        """Whether any chain below the committed tokens is this long."""
+        pending, deepest = [self._root], self._root.anchor[0] + length
+        while pending:
+            node = pending.pop()
+            if node.anchor[0] >= deepest:
+                return True
+            pending += node.children.values()
+        return False
+
+    def insert(self, draft: Draft, drafter: str = "") -> DraftOutcome:
+        """Take what fits of a drafter's draft."""
         if not self._is_well_formed(draft):
             return DraftOutcome.MALFORMED
         anchor = (draft.anchor_position, draft.anchor_hash)
         if anchor in self._nodes:
-            return self._insert_at(self._nodes[anchor], draft.nodes)
-        if anchor in self._dropped or self._is_committed(anchor):
-            return self._insert_behind(anchor, draft.nodes)
-        return DraftOutcome.UNKNOWN_ANCHOR
+            outcome = self._insert_at(self._nodes[anchor], draft.nodes, drafter)
+        elif anchor in self._dropped or self._is_committed(anchor):
+            outcome = self._insert_behind(anchor, draft.nodes, drafter)
+        else:
+            return DraftOutcome.UNKNOWN_ANCHOR
+        is_news = draft.answers == self.num_committed and not self.answered
+        if is_news:
+            self._answered_len = draft.answers
+        return DraftOutcome.USED if is_news else outcome
+
+    def graft(self, nodes: Sequence[DraftNode], drafter: str) -> None:
+        """Take a draft that a drafter of our own made for the committed tip, if there is room: half
+        of it is kept for drafter replicas, whom nobody tells that it is taken."""
+        if len(self) + len(nodes) <= self._max_nodes // 2:
+            placed = [self._root]
+            for node in nodes:
+                placed.append(self._graft(placed[node.parent + 1], node, drafter)[0])
 
     def commit(self, token_ids: Iterable[int]) -> None:
         """Advance the committed tip; nodes that the tokens did not take are dropped."""
         for token_id in token_ids:
-            self._answered = False
             root = self._root.children.pop(token_id, None)
             self._forget(self._root)
             self._append((token_id,))
@@ -123,52 +179,61 @@ class DraftTrie:
         """Token ids of :meth:`best_path`."""
         return tuple(node.token_id for node in self.best_path(max_len))
 
-    def best_path(self, max_len: int) -> tuple[ChainNode, ...]:
+    def best_path(self, max_len: int, chance: Chance = its_word) -> tuple[ChainNode, ...]:
         """The chain of at most `max_len` nodes of which most are expected to be accepted: the sum
         of their survivals is the highest. Of equal ones, the one that came first."""
-        expected = self._expected_lens(max_len)
+        expected: dict[Anchor, float] = {}
         path: list[ChainNode] = []
         node, survival = self._root, 1.0
         while node.children and len(path) < max_len:
-            node = max(node.children.values(), key=lambda child: expected[child.anchor])
-            survival *= node.confidence
-            path.append(ChainNode(node.token_id, node.confidence, survival))
+            children = _chances(node, chance)
+            if len(children) > 1 and not expected:  # Most tries are one chain.
+                expected = self._expected_lens(max_len, chance)
+            node, likely = max(children, key=lambda child: expected.get(child[0].anchor, 0.0))
+            survival *= likely
+            path.append(ChainNode(node.token_id, node.confidence, survival, node.drafter, node.law))
         return tuple(path)
 
-    def _expected_lens(self, max_len: int) -> dict[Anchor, float]:
+    def _expected_lens(self, max_len: int, chance: Chance) -> dict[Anchor, float]:
         """Per node: how many tokens of the best chain that starts with it will be accepted, if its
         parent was. Nodes deeper than `max_len` are left out."""
         deepest = self._root.anchor[0] + max_len
-        reachable = [n for n in self._root.descendants() if n.anchor[0] <= deepest]
+        parents = [n for n in self._root.descendants() if n.anchor[0] < deepest]
         expected: dict[Anchor, float] = {}
-        for node in reversed(reachable):
-            below = (expected.get(child.anchor, 0.0) for child in node.children.values())
-            expected[node.anchor] = node.confidence * (1.0 + max(below, default=0.0))
+        for parent in [*reversed(parents), self._root]:
+            for child, likely in _chances(parent, chance):
+                below = (expected.get(node.anchor, 0.0) for node in child.children.values())
+                expected[child.anchor] = likely * (1.0 + max(below, default=0.0))
         return expected
 
     def _is_well_formed(self, draft: Draft) -> bool:
-        return len(self) + len(draft.nodes) <= self._max_nodes and all(
+        has_room = len(self) + len(draft.nodes) <= self._max_nodes
+        speaks_of_past = draft.answers is None or 0 <= draft.answers <= self.num_committed
+        return has_room and speaks_of_past and all(map(self._fits, draft.nodes, count()))
+
+    def _fits(self, node: DraftNode, index: int) -> bool:
+        return (
             -1 <= node.parent < index
             and 0 <= node.token_id < self._vocab_size
             and 0.0 <= node.confidence <= 1.0  # false for NaN
-            for index, node in enumerate(draft.nodes)
         )
 
     def _is_committed(self, anchor: Anchor) -> bool:
         position, prefix_hash = anchor
         return 0 <= position < len(self._hashes) and self._hashes[position] == prefix_hash
 
-    def _insert_at(self, anchor: _Node, nodes: tuple[DraftNode, ...]) -> DraftOutcome:
-        news = not self._answered
-        self._answered = True
+    def _insert_at(self, anchor: _Node, nodes: tuple[DraftNode, ...], drafter: str) -> DraftOutcome:
+        news = False
         placed = [anchor]
         for node in nodes:
-            child, is_new = self._graft(placed[node.parent + 1], node)
+            child, is_new = self._graft(placed[node.parent + 1], node, drafter)
             placed.append(child)
             news |= is_new
         return DraftOutcome.USED if news else DraftOutcome.DUPLICATE
 
-    def _insert_behind(self, anchor: Anchor, nodes: tuple[DraftNode, ...]) -> DraftOutcome:
+    def _insert_behind(
+        self, anchor: Anchor, nodes: tuple[DraftNode, ...], drafter: str
+    ) -> DraftOutcome:
         """Insert a draft that hangs on an earlier position: walk it along the committed tokens,
         graft what goes beyond them, and remember what goes another way."""
         placed: list[_Node | Anchor] = [anchor]
@@ -176,7 +241,7 @@ class DraftTrie:
         for node in nodes:
             parent = placed[node.parent + 1]
             if isinstance(parent, _Node):
-                child, is_new = self._graft(parent, node)
+                child, is_new = self._graft(parent, node, drafter)
                 placed.append(child)
                 any_new |= is_new
                 continue
@@ -189,8 +254,9 @@ class DraftTrie:
             return DraftOutcome.USED
         return DraftOutcome.OFF_PATH if any_off_path else DraftOutcome.DUPLICATE
 
-    def _graft(self, parent: _Node, node: DraftNode) -> tuple[_Node, bool]:
-        """The child for `node`, and whether it is new. The latest confidence stands.
+    def _graft(self, parent: _Node, node: DraftNode, drafter: str) -> tuple[_Node, bool]:
+        """The child for `node`, and whether it is new. The latest word of the drafter that proposed
+        it stands; another one takes it over if it is surer.
 
         A child is found by its anchor: two paths with one hash, which only malice would make, then
         share a node, and that costs speed alone.
@@ -198,9 +264,10 @@ class DraftTrie:
         anchor = _child_anchor(parent.anchor, node.token_id)
         child = self._nodes.get(anchor)
         if child is not None:
-            child.confidence = node.confidence
+            if drafter == child.drafter or node.confidence > child.confidence:
+                child.confidence, child.drafter = node.confidence, drafter
             return child, False
-        child = _Node(anchor, node.token_id, node.confidence)
+        child = _Node(anchor, node.token_id, node.confidence, drafter, node.law)
         parent.children[node.token_id] = child
         self._nodes[anchor] = child
         return child, True
@@ -225,6 +292,20 @@ class DraftTrie:
 
     def _new_root(self) -> _Node:
         return _Node((len(self._hashes) - 1, self._hashes[-1]), 0, 1.0)
+
+
+def _chances(parent: _Node, chance: Chance) -> list[tuple[_Node, float]]:
+    """The children, and the chance of each that it is accepted if the parent was. Of what one
+    drafter proposes for one place only the first counts, unless that was taken back: the others
+    are for when it was wrong."""
+    spoken: set[str] = set()
+    chances = []
+    for child in parent.children.values():
+        counts = child.confidence > 0.0 and child.drafter not in spoken
+        chances.append((child, chance(child.drafter, child.confidence) if counts else 0.0))
+        if counts:
+            spoken.add(child.drafter)
+    return chances
 
 
 def _child_anchor(parent: Anchor, token_id: int) -> Anchor:

@@ -8,26 +8,30 @@ nothing piles up before a drafter that does not read.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from cluster.load import DrafterLoad, DrafterState
 from cluster.protocol.messages import (
+    MAX_DRAFTS_PER_MESSAGE,
     CommitTokens,
     DrafterHello,
     DrafterReport,
     OpenSession,
     TargetBatch,
 )
-from cluster.types import Member
+from cluster.types import Draft, Member
+from verifier_service.acceptance_breaker import AcceptanceBreaker, Turn
 from verifier_service.drafter_choice import Candidate, next_backoff_s
-from verifier_service.events import DraftOpen
+from verifier_service.events import DraftOpen, DraftVerdict, Foresight
 
 MAX_BATCH_TOKENS = 1 << 20
 """Tokens in one message, which keeps it under the transport's limit; the rest follows."""
 SILENCE_TIMEOUT_S = 30.0
 """A drafter that owes a draft for this long is lost, however alive its transport is. Steps do not
 wait for it meanwhile; a draft model may well take seconds to read a long prompt."""
+MAX_DRAFTS_ALLOWED = 16 * MAX_DRAFTS_PER_MESSAGE
+"""However many messages a drafter has let pass, it may not make up for them all at once."""
 MAX_STRIKES = 8
 STRIKE_WINDOW_S = 60.0
 HEALTHY_S = 30.0
@@ -54,7 +58,10 @@ class Session:
     """A draft of this epoch has come."""
     asked: deque[tuple[int, float]] = field(default_factory=deque)
     """(position, time) of every message that a draft has yet to answer."""
-    num_drafts_since_told: int = 0
+    num_drafts_allowed: int = 0
+    """What the drafter may still send of it, by what it was told."""
+    drafted_at: float = 0.0
+    """When the latest draft of this epoch came."""
     strikes: int = 0
     """Openings that went wrong."""
     not_before: float = 0.0
@@ -63,14 +70,21 @@ class Session:
     """Incarnations that will not have it."""
 
     @property
+    def tells_laws(self) -> bool:
+        """It wants its drafts' laws, and its drafter tells them."""
+        hello = self.link.hello if self.link is not None else None
+        return self.order.wants_laws and hello is not None and hello.tells_laws
+
+    @property
     def opening(self) -> bool:
         """The drafter was told to open it and has not answered yet."""
         return bool(self.asked) and not self.live
 
-    def answered(self, position: int, now: float) -> float | None:
-        """A draft from `position` came: how long ago was it asked for, if it was."""
+    def answered(self, draft: Draft, now: float) -> float | None:
+        """A draft came: how long ago was it asked for, if it answers anything."""
+        self.drafted_at = now
         asked_at = None
-        while self.asked and self.asked[0][0] <= position:
+        while draft.answers is not None and self.asked and self.asked[0][0] <= draft.answers:
             asked_at = self.asked.popleft()[1]
         return None if asked_at is None else now - asked_at
 
@@ -91,10 +105,16 @@ class DrafterLink:
         self._known: set[int] = set()
         """Sessions that the drafter was told to open."""
         self._closes: dict[int, None] = {}
+        self.least_survival = 0.0
+        """Drafts that are less likely to be accepted are not wanted."""
+        self.told_at = 0.0
+        """When the last message to it was taken."""
+        self._breaker = AcceptanceBreaker(backoff_s)
         self._report = DrafterReport(0, 0.0, 0.0)
         self._rtt_ms = 0.0
         self._num_draft_tokens = 0
         self._num_accepted_tokens = 0
+        self._foresights: Counter[Foresight] = Counter()
         self._first_backoff_s = backoff_s
         self._backoff_s = backoff_s
         self._retry_at = 0.0
@@ -106,7 +126,7 @@ class DrafterLink:
 
     def is_usable(self, now: float) -> bool:
         """A stream to it is worth having."""
-        if not self.listed or now < self._full_until:
+        if not self.listed or now < self._full_until or self._breaker.is_open(now):
             return False
         if self.state is DrafterState.LOST:
             return now >= self._retry_at
@@ -120,6 +140,9 @@ class DrafterLink:
             and self.is_usable(now)
             # A message's opens are applied before its closes.
             and len(self.sessions) + len(self._closes) < self.hello.max_sessions
+            and self._breaker.may_take(
+                now, num_sessions=len(self.sessions), drafts=not session.paused
+            )
             and session.order.drafter in ("auto", self.hello.kind, self.hello.drafter)
             and self.member.incarnation not in session.refused_by
         )
@@ -163,7 +186,7 @@ class DrafterLink:
 
     def is_silent(self, now: float) -> bool:
         return any(
-            session.asked and now - session.asked[0][1] > SILENCE_TIMEOUT_S
+            session.asked and now - max(session.asked[0][1], session.drafted_at) > SILENCE_TIMEOUT_S
             for session in self.sessions.values()
         )
 
@@ -176,6 +199,7 @@ class DrafterLink:
         session.epoch += 1
         session.told_open = session.told_paused = session.live = False
         session.asked.clear()
+        session.num_drafts_allowed, session.drafted_at = 0, 0.0
         self.sessions[seq] = session
         # Opening again replaces what the drafter had; a close would end the new session.
         self._closes.pop(seq, None)
@@ -205,6 +229,7 @@ class DrafterLink:
 
     def take_batch(self, now: float) -> TargetBatch:
         """One message of what is to be told, up to about MAX_BATCH_TOKENS."""
+        self.told_at = now
         opens: list[OpenSession] = []
         commits: list[CommitTokens] = []
         pauses: list[int] = []
@@ -226,7 +251,13 @@ class DrafterLink:
         closes, self._closes = tuple(self._closes), {}
         self._known.difference_update(closes)
         return TargetBatch(
-            None, tuple(opens), tuple(commits), tuple(pauses), tuple(resumes), closes
+            None,
+            tuple(opens),
+            tuple(commits),
+            tuple(pauses),
+            tuple(resumes),
+            closes,
+            self.least_survival,
         )
 
     # --- load ---
@@ -239,20 +270,41 @@ class DrafterLink:
         weight = RTT_WEIGHT if self._rtt_ms else 1.0
         self._rtt_ms += weight * (rtt_s * 1e3 - self._rtt_ms)
 
-    def record_acceptance(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        self._num_draft_tokens += num_draft_tokens
-        self._num_accepted_tokens += num_accepted_tokens
+    def record(self, verdict: DraftVerdict, now: float) -> Turn | None:
+        self._num_draft_tokens += verdict.num_draft_tokens
+        self._num_accepted_tokens += verdict.num_accepted_tokens
+        if verdict.foresight is not None:
+            self._foresights[verdict.foresight] += 1
+        return self._breaker.record(now, accepted=verdict.num_accepted_tokens > 0)
 
-    def load(self) -> DrafterLoad:
+    def watch_probe(self, now: float) -> Turn | None:
+        """Call now and then."""
+        return self._breaker.watch(len(self.sessions), now)
+
+    def _count(self, *, corrected: bool) -> int:
+        return sum(n for seen, n in self._foresights.items() if seen.corrected == corrected)
+
+    def _state_to_tell(self, now: float) -> DrafterState:
+        if self.state is DrafterState.READY and self._breaker.is_open(now):
+            return DrafterState.DISTRUSTED
+        return self.state or DrafterState.LOST
+
+    def load(self, now: float) -> DrafterLoad:
         return DrafterLoad(
             incarnation=self.member.incarnation,
-            state=self.state or DrafterState.LOST,
+            state=self._state_to_tell(now),
             sessions=len(self.sessions),
             tokens_per_s=self._report.tokens_per_s,
             queue_ms=self._report.queue_ms,
             rtt_ms=self._rtt_ms,
             num_draft_tokens=self._num_draft_tokens,
             num_accepted_tokens=self._num_accepted_tokens,
+            kind=self.hello.kind if self.hello else "",
+            num_accepted_chains=self._count(corrected=False),
+            num_ahead_hits=self._foresights[Foresight(corrected=False, is_ready=True)],
+            num_corrections=self._count(corrected=True),
+            num_correction_hits=self._foresights[Foresight(corrected=True, is_ready=True)],
+            num_branches=self._report.num_branches,
         )
 
 
@@ -266,6 +318,8 @@ def _open_message(session: Session, token_ids: tuple[int, ...]) -> OpenSession:
         request_key=order.request_key,
         sampling=order.sampling,
         num_speculative_tokens=order.num_speculative_tokens,
+        cache_salt=order.cache_salt,
+        wants_laws=session.tells_laws,
     )
 
 
@@ -274,7 +328,8 @@ def _told(session: Session, now: float) -> None:
     owes = not session.told_open or session.told_paused or session.told_len < len(session.token_ids)
     session.told_open, session.told_paused = True, session.paused
     session.told_len = len(session.token_ids)
-    session.num_drafts_since_told = 0
+    allowed = session.num_drafts_allowed + MAX_DRAFTS_PER_MESSAGE
+    session.num_drafts_allowed = min(allowed, MAX_DRAFTS_ALLOWED)
     if session.paused:
         session.asked.clear()
     elif owes:

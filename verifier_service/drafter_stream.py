@@ -7,17 +7,22 @@ drafter's next message, which the transport's keepalive bounds and the owner's c
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Protocol
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from cluster.errors import ERROR_TABLE, IncompatiblePeerError
+from cluster.fingerprint import VocabularyFit, vocabulary_fit
+from cluster.member_auth import OPEN, MemberAuth, Role
 from cluster.protocol import drafting_pb2, drafting_pb2_grpc
 from cluster.protocol.codec import decode_drafter_batch, encode_target_batch
 from cluster.protocol.messages import DrafterBatch, DrafterHello, TargetBatch, TargetHello
 from cluster.rpc import open_channel
 from cluster.types import Member
+
+logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 5.0
 WRITE_TIMEOUT_S = 2.0
@@ -50,11 +55,16 @@ class StreamOwner(Protocol):
         """Wait until something is due, and return all of it."""
 
 
-async def run_stream(member: Member, hello: TargetHello, owner: StreamOwner) -> None:
+async def run_stream(
+    member: Member, hello: TargetHello, owner: StreamOwner, auth: MemberAuth = OPEN
+) -> None:
     """Serve one stream until it ends. Raises StreamLostError, always."""
-    channel = open_channel(member.address, max_receive_bytes=MAX_BATCH_BYTES)
+    channel = open_channel(
+        member.address, Role.DRAFTER, auth=auth, max_receive_bytes=MAX_BATCH_BYTES
+    )
     try:
-        call: DraftCall = drafting_pb2_grpc.DraftingStub(channel).Draft()  # type: ignore[no-untyped-call]
+        stub = drafting_pb2_grpc.DraftingStub(channel)  # type: ignore[no-untyped-call]
+        call: DraftCall = stub.Draft(metadata=auth.metadata)
         drafter_hello = await _shake_hands(call, member, hello)
         owner.ready(drafter_hello)
         await _converse(call, owner)
@@ -89,8 +99,15 @@ def _check_hello(theirs: DrafterHello, member: Member, ours: TargetHello) -> Non
     versions = (theirs.protocol_version, theirs.noise_version)
     if versions != (ours.protocol_version, ours.noise_version):
         raise StreamLostError(f"protocol and noise versions {versions} are not ours", refused=True)
-    if theirs.vocabulary not in ("", ours.vocabulary):
+    fit = vocabulary_fit(theirs.vocabulary, ours.vocabulary)
+    if fit is VocabularyFit.NONE:
         raise StreamLostError(f"its vocabulary {theirs.vocabulary} is not ours", refused=True)
+    if fit is VocabularyFit.SIMILAR:
+        logger.warning(
+            "drafter %s (%s) has other special tokens than %s: where those are used, its drafts "
+            "are worse",
+            *(theirs.drafter, member.address, ours.target_model),
+        )
 
 
 async def _converse(call: DraftCall, owner: StreamOwner) -> None:

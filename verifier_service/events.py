@@ -49,6 +49,8 @@ class DraftSessionLive:
     drafter: str
     """Name of the drafter, for the reply's statistics."""
     incarnation: str
+    tells_laws: bool = False
+    """The session asked for laws, and this drafter tells them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,9 @@ class DraftOpen:
     sampling: SamplingParams
     num_speculative_tokens: int
     drafter: str = "auto"
+    cache_salt: str = ""
+    wants_laws: bool = False
+    """Where the drafter can, its drafts shall come with their laws."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,8 @@ class DraftOrders:
     pauses: tuple[int, ...] = ()
     resumes: tuple[int, ...] = ()
     closes: tuple[int, ...] = ()
+    least_survival: float = 0.0
+    """A draft that is less likely to be accepted is not worth making."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +150,25 @@ class SequenceEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class Foresight:
+    """What was in the trie when a verdict landed."""
+
+    corrected: bool
+    """A draft was refused; else all were accepted and the target's next token came behind them."""
+    is_ready: bool
+    """The drafter had foreseen the target's own token and has gone on from there: the next step
+    needs no round trip."""
+
+
+@dataclass(frozen=True, slots=True)
 class DraftVerdict:
-    """How the drafts of one drafter fared in one step."""
+    """How the drafts of one drafter fared in one step of a sequence."""
 
     incarnation: str
     num_draft_tokens: int
     num_accepted_tokens: int
+    foresight: Foresight | None = None
+    """None where the sequence ended."""
 
 
 @dataclass(frozen=True, slots=True)

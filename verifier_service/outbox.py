@@ -34,7 +34,7 @@ class Outbox:
         sessions = (self.opens, self.commits, self.resyncs, self.malformed, self.closes)
         return not (self.events or self.verdicts or self.paused or any(sessions))
 
-    def output(self, load: VerifierLoad) -> EngineOutput:
+    def output(self, load: VerifierLoad, least_survival: float) -> EngineOutput:
         orders = DraftOrders(
             opens=tuple(self.opens),
             commits=tuple(self.commits),
@@ -43,5 +43,6 @@ class Outbox:
             pauses=tuple(seq for seq, paused in self.paused.items() if paused),
             resumes=tuple(seq for seq, paused in self.paused.items() if not paused),
             closes=tuple(self.closes),
+            least_survival=least_survival,
         )
         return EngineOutput(tuple(self.events), orders, tuple(self.verdicts), load)

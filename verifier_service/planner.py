@@ -2,8 +2,9 @@
 
 Maximises goodput: expected tokens of a step over the time it takes. A draft is worth its share of a
 longer step or it is not; acceptance alone decides nothing. All here is arithmetic on values that
-the caller gives: no clock, no model. Plans change speed, never tokens, since drafts are verified
-by coupling: whichever are chosen, and why, the target draws the same.
+the caller gives: no clock, no model. Plans change speed, never tokens, where drafts are verified by
+coupling: whichever are chosen, and why, the target draws the same. Where a ratio test verifies
+them, a plan may not look at what was drawn: see MeanAcceptance.
 """
 
 from __future__ import annotations
@@ -14,38 +15,60 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import truediv
+from typing import NamedTuple
 
-_DRIFT_RATE = 0.1
-"""Share of a step's surprise that each of the two drift factors takes up."""
+_DRIFT_RATE, _LOCAL_DRIFT_RATE = 0.1, 0.03
+"""Shares of a step's surprise that the drift of all points, and that of the nearest and those above
+it, take up. How fast a machine is changes from moment to moment, how its times compare seldom does,
+and what a draft costs hangs on that alone: so it is learnt slowly, and of larger steps only from
+larger steps."""
 _MAX_SURPRISE = math.log(1.5)
-"""What an observation counts at most, so that a hiccup moves T by 8 % and no more."""
-_LOCAL_DECAY = 0.995
+"""What an observation counts at most, so that a hiccup moves T by 5 % and no more."""
+_LOCAL_DECAY = 0.9985
 """Shrinks the drift of a bucket to the global one, at each observation of it."""
 _KNEE = 1.1
 
 _NUM_BINS = 10
 _PRIOR_WEIGHT = 4.0
-_WINDOW = 500
+_WINDOW = 120
 """Effective number of observations that a bin remembers."""
-_IDLE_STEPS = 250
+_IDLE_STEPS = 100
 """A bin that goes longer unobserved forgets, by half in each `_IDLE_HALF_LIFE` steps."""
-_IDLE_HALF_LIFE = 100
+_IDLE_HALF_LIFE = 40
 _LEAST_CHANCE = 0.01
+
+_MEAN_WINDOW = 50
+"""Effective number of drafts that a sequence's mean remembers."""
 
 _VALUE_AVERAGING = 0.25
 _WAIT_AVERAGING = 0.1
 PROBE_EVERY = 16
 
 
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """What steps were measured to take."""
+
+    ms: Mapping[int, float]
+    """Without context, by number of tokens."""
+    context_ms: float = 0.0
+    """What each token of context adds for each token of the step."""
+    prompt_share: float = 1.0
+    """What a token of a prompt costs, which gives no logits, over one that does."""
+
+
 class StepCost:
     """T: ms that a step takes, by its number of tokens. Never declines with the tokens.
 
-    Linear between the points of a profile, constant below them, linear beyond. What is observed
-    moves a factor for all points and one for the nearest; others yield where T would decline.
+    Attention reads the context for each token anew, so a draft costs more behind a long one: that
+    is added, from `context_len`. The rest is linear between the points of a profile, constant below
+    them, linear beyond. What is observed moves a factor for all points and one for the nearest and
+    those above; others yield where T would decline.
     """
 
-    def __init__(self, points: Mapping[int, float]) -> None:
-        """`points`: measured ms by number of tokens, positive, best up to the largest step."""
+    def __init__(self, points: Mapping[int, float], context_ms: float = 0.0) -> None:
+        """`points`: measured ms by number of tokens, positive, best up to the largest step;
+        `context_ms` as in StepProfile."""
         if not points or min(points) < 1 or min(points.values()) <= 0:
             raise ValueError(f"no profile of a step: {points}")
         self._sizes = sorted(points)
@@ -56,8 +79,11 @@ class StepCost:
         self._table = self._profile
         self._drift = 0.0
         self._local_drift = [0.0] * len(self._sizes)
+        self.context_len = 0.0
+        """Tokens before each of those of a step, on the average."""
+        self._context_ms = context_ms
 
-    def __call__(self, num_tokens: int) -> float:
+    def __call__(self, num_tokens: float) -> float:
         start, ms, slope = self._line(num_tokens)
         return ms + slope * (num_tokens - start)
 
@@ -72,13 +98,15 @@ class StepCost:
             times += [ms + slope * offset for offset in range(position - start, end - start)]
         return times
 
-    def observe(self, num_tokens: int, ms: float) -> None:
+    def observe(self, num_tokens: float, ms: float) -> None:
         """Follow a step that was measured."""
         surprise = math.log(max(ms, 1e-3) / self(num_tokens))
-        moved = _DRIFT_RATE * max(-_MAX_SURPRISE, min(_MAX_SURPRISE, surprise))
+        surprise = max(-_MAX_SURPRISE, min(_MAX_SURPRISE, surprise))
         nearest = min(range(len(self._sizes)), key=lambda i: abs(self._sizes[i] - num_tokens))
-        self._drift += moved
-        self._local_drift[nearest] = self._local_drift[nearest] * _LOCAL_DECAY + moved
+        self._drift += _DRIFT_RATE * surprise
+        for index in range(nearest, len(self._sizes)):
+            local = self._local_drift[index]
+            self._local_drift[index] = local * _LOCAL_DECAY + _LOCAL_DRIFT_RATE * surprise
         drifts = [self._drift + local for local in self._local_drift]
         table = [ms * math.exp(drift) for ms, drift in zip(self._profile, drifts, strict=True)]
         seen = table[nearest]
@@ -91,17 +119,23 @@ class StepCost:
         ]
 
     def knee(self) -> int:
-        """Most tokens of which a step takes within 10 % of a step of one; at most the largest
-        number that was profiled."""
-        limit = _KNEE * self(1)
+        """Most tokens of which a step without context takes within 10 % of a step of one; at most
+        the largest number that was profiled."""
+        limit = _KNEE * self._table[0]
         index = bisect_right(self._table, limit) - 1
         if index == len(self._sizes) - 1:
             return self._sizes[-1]
-        start, ms, slope = self._line(self._sizes[index])
+        start, ms, slope = self._bare_line(self._sizes[index])
         return min(start + int((limit - ms) / slope), self._sizes[index + 1] - 1)
 
-    def _line(self, num_tokens: int) -> tuple[int, float, float]:
+    def _line(self, num_tokens: float) -> tuple[int, float, float]:
         """Start, ms there, and ms per token of the segment that holds `num_tokens`."""
+        start, ms, slope = self._bare_line(num_tokens)
+        row_ms = self._context_ms * self.context_len * math.exp(self._drift)
+        return start, ms + row_ms * start, slope + row_ms
+
+    def _bare_line(self, num_tokens: float) -> tuple[int, float, float]:
+        """The same without context."""
         sizes, table = self._sizes, self._table
         index = bisect_right(sizes, num_tokens) - 1
         if index < 0:
@@ -199,23 +233,109 @@ def plan_depths(
     return tuple(depths)
 
 
+class Drafts(NamedTuple):
+    """What drafts of one sequence, or of several together, amount to."""
+
+    tokens: float = 0.0
+    """Expected to be accepted."""
+    rows: float = 0.0
+    """Verified for them."""
+
+
 @dataclass(slots=True)
 class DraftValue:
-    """Of one sequence: tokens that a draft is expected to bring. A new sequence gets a try."""
+    """Of one sequence: what a draft on its way is expected to be. A new sequence gets a try."""
 
     expected: float = 1.0
+    """Tokens that it brings."""
+    first: float = 0.5
+    """Chance of its first token to be right."""
+    rows: float = 1.0
+    """Tokens of it that are verified."""
 
-    def observe(self, num_accepted: int) -> None:
+    def observe(self, num_accepted: int, num_verified: int) -> None:
         """Call for each answer of a drafter, an empty one too, unless the plan left it out."""
         self.expected += _VALUE_AVERAGING * (num_accepted - self.expected)
+        self.first += _VALUE_AVERAGING * ((num_accepted > 0) - self.first)
+        self.rows += _VALUE_AVERAGING * (num_verified - self.rows)
+
+    def beyond(self, at_hand: Drafts) -> DraftValue:
+        """What it brings to a sequence that has these drafts already."""
+        if not at_hand.rows:
+            return self
+        rows = max(0.0, self.rows - at_hand.rows)
+        tokens = max(0.0, self.expected - at_hand.tokens) if rows else 0.0
+        return DraftValue(tokens, min(self.first, tokens), rows)
+
+    @property
+    def late(self) -> Drafts:
+        """Of a step, on the average over many of which none waits: see worth_waiting."""
+        missed = 1.0 + self.first
+        return Drafts(
+            max(0.0, self.expected - self.first) / missed,
+            self.first * max(0.0, self.rows - 1.0) / missed,
+        )
 
 
-def worth_waiting(step_ms: float, num_decoding: int, due: Sequence[float], wait_ms: float) -> bool:
-    """Whether (num_decoding + sum(due)) / (step_ms + wait_ms) beats num_decoding / step_ms.
+@dataclass(slots=True)
+class MeanAcceptance:
+    """Of one sequence whose drafts a ratio test verifies: the chance of any draft to be accepted.
 
-    `due`: tokens that each draft on its way is expected to bring; `step_ms` is positive.
+    The best depth is sought among all, so with a word on each draft it would hang on the drafts
+    behind a cut, and the test would be biased. One number from drafts that are history gives the
+    plan nothing to look at.
     """
-    return sum(due) * step_ms > num_decoding * wait_ms
+
+    _accepted: float = 2.8
+    _judged: float = 4.0
+
+    def __call__(self, drafter: str, confidence: float) -> float:
+        """Whatever the confidence."""
+        return self._accepted / self._judged
+
+    def observe(self, num_drafted: int, num_accepted: int) -> None:
+        """Learn from a verified chain; what lies behind its first refusal says nothing."""
+        num_judged = min(num_drafted, num_accepted + 1)
+        kept = (1.0 - 1.0 / _MEAN_WINDOW) ** num_judged
+        self._accepted = self._accepted * kept + num_accepted
+        self._judged = self._judged * kept + num_judged
+
+
+def worth_waiting(
+    cost: StepCost,
+    num_decoding: int,
+    at_hand: Drafts,
+    due: Sequence[DraftValue],
+    wait_ms: float,
+) -> bool:
+    """Whether steps that wait for the drafts that are `due` have a higher goodput than steps that
+    never wait, `at_hand` being what the other sequences have.
+
+    A draft that is not waited for is not lost: it comes while the step runs. Its first token is
+    compared with what the step draws, and if they are equal, which has the chance f, the rest is
+    there for the next step. So of the steps of a sequence that nobody waits for, f / (1 + f) verify
+    something: each that verifies leaves nothing, and each that does not is followed by one that
+    does with the chance f. What they verify is rows - 1 drafts that bring (tokens - f) / f. Hence
+    with t tokens in n rows from all that is there without the drafts that are due:
+
+        waiting   (t + sum of tokens) / (T(n + sum of rows) + wait_ms)
+        going     (t + sum of (tokens - f) / (1 + f)) / T(n + sum of f (rows - 1) / (1 + f))
+
+    and going is never worse than leaving the late drafts out, t / T(n). Prompts are left out of T:
+    a step that reads one takes longer, but time that is lost is worth the same in any step. Left
+    out too: what a drafter adds to a late draft meanwhile, and that rows which come and go cost
+    more than their mean where T bends upwards. The one favours going, the other waiting.
+    """
+    tokens, rows = num_decoding + at_hand.tokens, num_decoding + at_hand.rows
+    all_tokens, all_rows, late_tokens, late_rows = tokens, rows, tokens, rows
+    for value in due:
+        late = value.late
+        all_tokens += value.expected
+        all_rows += value.rows
+        late_tokens += late.tokens
+        late_rows += late.rows
+    going = max(tokens / cost(rows), late_tokens / cost(late_rows))
+    return all_tokens / (cost(all_rows) + wait_ms) > going
 
 
 @dataclass(slots=True)
@@ -224,6 +344,10 @@ class WaitPolicy:
 
     wait_ms: float | None = None
     """How long a due draft takes to come; none has come yet: as good as at once."""
+    probe_step: int = -1
+    """The latest step that waits, or waited, whatever it costs."""
+    _verdict_step: int = 0
+    """The latest step in which a draft was verified."""
 
     def observe_wait(self, ms: float) -> None:
         """Call for each draft that was due, waited for or not; one that never came counts as the
@@ -231,11 +355,25 @@ class WaitPolicy:
         before = ms if self.wait_ms is None else self.wait_ms
         self.wait_ms = before + _WAIT_AVERAGING * (ms - before)
 
-    def waits(self, step: int, step_ms: float, num_decoding: int, due: Sequence[float]) -> bool:
-        """True where it pays, and in every 16th step as a probe, so that a text which begins to
-        repeat itself is noticed. All sequences probe in one step: a wait is paid by all."""
+    def observe_verdict(self, step: int) -> None:
+        """Call where a draft was verified in this step: what drafts are worth is seen."""
+        self._verdict_step = step
+
+    def waits(
+        self,
+        step: int,
+        cost: StepCost,
+        num_decoding: int,
+        at_hand: Drafts,
+        due: Sequence[DraftValue],
+    ) -> bool:
+        """True where it pays; as a probe also where 16 steps verified no draft, so that a text
+        which begins to repeat itself is noticed. All sequences probe in one step: a wait is paid
+        by all. While a step waits it may be asked about again."""
         if not due:
             return False
-        if step % PROBE_EVERY == 0:
+        if step - max(self.probe_step, self._verdict_step) >= PROBE_EVERY:
+            self.probe_step = step
+        if step == self.probe_step:
             return True
-        return worth_waiting(step_ms, num_decoding, due, self.wait_ms or 0.0)
+        return worth_waiting(cost, num_decoding, at_hand, due, self.wait_ms or 0.0)

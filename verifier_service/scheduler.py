@@ -9,13 +9,17 @@ still holds; so does a preempted one.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from cluster.config import SchedulerConfig
 from engine.kv_cache import CachedPrefix, KVCacheManager
 from engine.sequence import Sequence, SequenceState
+from verifier_service.waiting_queue import WaitingQueue
+
+MAX_SCORED_TOKENS = 256
+"""Most prompt tokens in a step whose logits are all wanted; of a vocabulary of 150,000 so many rows
+take 150 MB."""
 
 ProposeDrafts = Callable[[Sequence, int], tuple[int, ...]]
 """(sequence, most drafts) -> the drafts to verify, empty if there are none."""
@@ -34,7 +38,13 @@ class ScheduledSequence:
     @property
     def draws(self) -> bool:
         """Whether this step reaches the sequence's end, so that tokens are drawn."""
-        return self.num_tokens == self.sequence.num_uncomputed_tokens
+        reaches_end = self.num_tokens == self.sequence.num_uncomputed_tokens
+        return reaches_end and not self.sequence.is_full
+
+    @property
+    def num_drawn_rows(self) -> int:
+        """Rows of logits that tokens are drawn from, the last ones of its part."""
+        return len(self.draft_ids) + 1 if self.draws else 0
 
     @property
     def fed_ids(self) -> list[int]:
@@ -55,6 +65,25 @@ class SchedulerOutput:
         return sum(s.num_tokens + len(s.draft_ids) for s in self.scheduled)
 
 
+@dataclass(slots=True)
+class _PromptRoom:
+    """Prompt tokens that still fit into a step."""
+
+    num_tokens: int
+    num_scored_tokens: int
+    """Of those, whose logits are wanted."""
+
+    def of(self, sequence: Sequence) -> int:
+        """For this sequence."""
+        scored = self.num_scored_tokens
+        return min(self.num_tokens, scored) if sequence.scores else self.num_tokens
+
+    def take(self, sequence: Sequence, num_tokens: int) -> None:
+        self.num_tokens -= num_tokens
+        if sequence.scores:
+            self.num_scored_tokens -= num_tokens
+
+
 class Scheduler:
     """Owns the order of sequences and their KV. `running` is in order of admission."""
 
@@ -62,12 +91,12 @@ class Scheduler:
         self.config = config
         """May be replaced between two steps."""
         self._kv = kv
-        self.waiting: deque[Sequence] = deque()
+        self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Free all that the sequence holds; it is finished."""
@@ -128,29 +157,31 @@ class Scheduler:
         return draft_ids
 
     def _reserve_prefills(self, budget: int, *, may_admit: bool) -> list[ScheduledSequence]:
-        budget = min(budget, self.config.max_prefill_chunk_tokens)
+        room = _PromptRoom(min(budget, self.config.max_prefill_chunk_tokens), MAX_SCORED_TOKENS)
         scheduled = []
         for sequence in [s for s in self.running if s.num_uncomputed_tokens > 1]:
-            num_tokens = self._reserve_chunk(sequence, budget)
+            num_tokens = self._reserve_chunk(sequence, room.of(sequence))
             if num_tokens:
-                budget -= num_tokens
+                room.take(sequence, num_tokens)
                 scheduled.append(ScheduledSequence(sequence, num_tokens))
-        while may_admit and budget > 0 and (admitted := self._admit()):
-            num_tokens = self._reserve_chunk(admitted, budget)
+        while may_admit and (admitted := self._admit(room)):
+            num_tokens = self._reserve_chunk(admitted, room.of(admitted))
             assert num_tokens, "admitted without room"
-            budget -= num_tokens
+            room.take(admitted, num_tokens)
             scheduled.append(ScheduledSequence(admitted, num_tokens))
         return scheduled
 
-    def _admit(self) -> Sequence | None:
+    def _admit(self, room: _PromptRoom) -> Sequence | None:
         """The next waiting sequence, now running, if there is room for it."""
         if not self.waiting or len(self.running) >= self.config.max_running_sequences:
             return None
-        sequence = self.waiting[0]
-        prefix = self._kv.find(sequence.token_ids, sequence.request.cache_salt)
+        sequence = self.waiting.next()
+        if room.of(sequence) <= 0:
+            return None
+        prefix = self._kv.find(sequence.findable_ids, sequence.request.cache_salt)
         if not self._has_room(sequence, prefix):
             return None
-        self.waiting.popleft()
+        self.waiting.take(sequence)
         sequence.begin(self._kv.open(prefix))
         self.running.append(sequence)
         return sequence
@@ -169,7 +200,7 @@ class Scheduler:
 
     def _reserve_chunk(self, sequence: Sequence, budget: int) -> int:
         num_tokens = min(budget, sequence.num_uncomputed_tokens)
-        return num_tokens if num_tokens and self._reserve(sequence, num_tokens) else 0
+        return num_tokens if num_tokens > 0 and self._reserve(sequence, num_tokens) else 0
 
     def _reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         assert sequence.cache is not None
@@ -179,7 +210,7 @@ class Scheduler:
         victim = self.running.pop()
         self._release(victim)
         victim.move_to(SequenceState.WAITING)
-        self.waiting.appendleft(victim)
+        self.waiting.give_back(victim)
         return victim
 
     def _release(self, sequence: Sequence) -> None:

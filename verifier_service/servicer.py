@@ -9,14 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 
 import grpc
 
-from cluster.errors import ERROR_TABLE, IncompatiblePeerError, InvalidRequestError, PacelineError
+from cluster.errors import (
+    ERROR_TABLE,
+    IncompatiblePeerError,
+    InvalidRequestError,
+    PacelineError,
+    UpstreamLostError,
+)
 from cluster.grammar import GrammarError
-from cluster.load import VerifierLoad
+from cluster.lease import Lease
+from cluster.load import DrafterState, VerifierLoad, report_interval_s
 from cluster.protocol import generation_pb2, generation_pb2_grpc
 from cluster.protocol.codec import (
     check_sampling,
@@ -43,8 +51,16 @@ from engine.grammar import GrammarState
 from verifier_service.events import Cancelled, EngineInput, PathChanged, SequenceEvent, Submitted
 
 HELLO_TIMEOUT_S = 5.0
-IDLE_LOAD_PERIOD_S = 0.1
-"""Load reports of an idle verifier."""
+LOAD_PERIOD_S = 0.1
+"""Longest time between two load reports to a router that has requests here, or had some less than
+LOAD_TAIL_S ago: it shall see that they are freed."""
+LOAD_TAIL_S = 1.0
+LEASE_CHECK_S = 0.5
+
+MAX_TOP_LOGPROBS = 20
+"""Beside a token's own, as the API has it."""
+MAX_EVENTS = 256
+"""In one message. The largest, log probabilities of a chunk of a prompt, have 50 KB."""
 
 Context = grpc.aio.ServicerContext[generation_pb2.RouterBatch, generation_pb2.VerifierBatch]
 
@@ -57,6 +73,11 @@ class _RouterStream:
     """By request id."""
     events: list[GenerationEvent] = field(default_factory=list)
     wakeup: asyncio.Event = field(default_factory=asyncio.Event)
+    lease: Lease = field(default_factory=lambda: Lease(time.monotonic()))
+    load_interval_s: float = report_interval_s(1)
+    """Longest time between two load reports while nothing of this router runs."""
+    busy_until: float = 0.0
+    """Until then load reports are frequent."""
 
     def tell(self, event: GenerationEvent) -> None:
         self.events.append(event)
@@ -88,6 +109,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         self._owners: dict[int, tuple[_RouterStream, str]] = {}
         self._streams: set[_RouterStream] = set()
         self._draining = False
+        self.num_expired = 0
+        """Requests freed since their router was silent for longer than its lease."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -117,6 +140,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             stream, request_id = owner
             stream.tell(item.event)
             if isinstance(item.event, FinishEvent | ErrorEvent):
+                stream.busy_until = time.monotonic() + LOAD_TAIL_S
                 del stream.seqs[request_id]
                 self._disown(item.seq)
 
@@ -136,14 +160,19 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             VerifierBatch(hello=VerifierHello(self._incarnation, self._card.fingerprint))
         )
         stream = _RouterStream()
+        assert first.hello is not None
+        stream.lease.duration_s = first.hello.lease_ms / 1e3
         self._streams.add(stream)
         self._take(stream, first)
         reader = asyncio.create_task(self._read(stream, request_iterator))
+        # Apart from the writer, which a router that does not read holds up.
+        keeper = asyncio.create_task(self._keep_lease(stream))
         try:
             async for batch in self._outgoing(stream, reader):
                 yield encode_verifier_batch(batch)
         finally:
             reader.cancel()
+            keeper.cancel()
             self._drop(stream)
 
     async def _read(
@@ -159,15 +188,46 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         self, stream: _RouterStream, reader: asyncio.Task[None]
     ) -> AsyncIterator[VerifierBatch]:
         while not reader.done():
-            events, stream.events = tuple(stream.events), []
+            events = tuple(stream.events[:MAX_EVENTS])
+            del stream.events[:MAX_EVENTS]
             stream.wakeup.clear()
-            yield VerifierBatch(events=events, load=self._load(), drain=self._draining)
+            load = self._load()
+            yield VerifierBatch(events=events, load=load, drain=self._draining)
             if not stream.events:
-                try:
-                    async with asyncio.timeout(IDLE_LOAD_PERIOD_S):
-                        await stream.wakeup.wait()
-                except TimeoutError:
-                    continue
+                await self._until_due(stream, load)
+
+    async def _until_due(self, stream: _RouterStream, told: VerifierLoad) -> None:
+        """Return when there are events, or a load report is due. To a router without requests here
+        it is due seldom, but at once if other drafters can be used than it was told."""
+        due_at = time.monotonic() + stream.load_interval_s
+        while True:
+            try:
+                async with asyncio.timeout(LOAD_PERIOD_S):
+                    await stream.wakeup.wait()
+                return
+            except TimeoutError:
+                now = time.monotonic()
+                is_due = stream.seqs or now < stream.busy_until or now >= due_at
+                if is_due or _drafter_states(self._load()) != _drafter_states(told):
+                    return
+
+    async def _keep_lease(self, stream: _RouterStream) -> None:
+        """Free what runs for a router that holds its stream open and says nothing more."""
+        while True:
+            await asyncio.sleep(LEASE_CHECK_S)
+            if not stream.seqs:
+                stream.lease.renew()
+            if stream.lease.has_lapsed(time.monotonic()):
+                self._expire(stream)
+
+    def _expire(self, stream: _RouterStream) -> None:
+        self.num_expired += len(stream.seqs)
+        message = f"the router said nothing for {stream.lease.duration_s:g} s"
+        for request_id, seq in stream.seqs.items():
+            self._disown(seq)
+            self._post(Cancelled(seq))
+            stream.tell(ErrorEvent(request_id, UpstreamLostError.__name__, message))
+        stream.seqs.clear()
 
     def _check_hello(self, hello: RouterHello | None) -> None:
         if hello is None:
@@ -183,6 +243,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             )
 
     def _take(self, stream: _RouterStream, batch: RouterBatch) -> None:
+        stream.lease.renew()
+        if batch.load_interval_ms:
+            stream.load_interval_s = batch.load_interval_ms / 1e3
+        if stream.seqs or batch.submits:
+            stream.busy_until = time.monotonic() + LOAD_TAIL_S
         for request in batch.submits:
             try:
                 self._check_submit(stream, request)
@@ -239,6 +304,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
             raise InvalidRequestError("request_id must be new and not empty", param="request_id")
         if not request.prompt_ids:
             raise InvalidRequestError("prompt_ids must not be empty", param="prompt_ids")
+        for name in ("num_top_logprobs", "num_prompt_logprobs"):
+            if (getattr(request, name) or 0) > MAX_TOP_LOGPROBS:
+                raise InvalidRequestError(f"{name} is over {MAX_TOP_LOGPROBS}", param=name)
         check_sampling(request.sampling, self._card.vocab_size)
         check_token_ids(request.prompt_ids, self._card.vocab_size, "prompt_ids")
         check_token_ids(request.resumed_ids, self._card.vocab_size, "resumed_ids")
@@ -254,3 +322,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServicer):
         del self._owners[seq]
         if not self._owners:
             self._idle.set()
+
+
+def _drafter_states(load: VerifierLoad) -> frozenset[tuple[str, DrafterState]]:
+    return frozenset((drafter.incarnation, drafter.state) for drafter in load.drafters)

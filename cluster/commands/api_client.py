@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cluster.commands.command_error import CommandError
+
 DEFAULT_URL = "http://127.0.0.1:8000"
+KEY_VARIABLE = "PACELINE_API_KEY"
+"""Environment variable with the API key, where the router asks for one."""
 REPLY_TIMEOUT_S = 10.0
 STREAM_TIMEOUT_S = 630.0
 """Longest silence within an answer: more than the router's own limit, which says what happened."""
@@ -19,7 +24,7 @@ Json = dict[str, Any]
 _NETWORK_ERRORS = (OSError, http.client.HTTPException)
 
 
-class ApiError(Exception):
+class ApiError(CommandError):
     """No usable answer; the message says why and what to do."""
 
 
@@ -74,9 +79,10 @@ class ApiClient:
         )
 
     def _open(self, path: str, body: bytes | None, timeout_s: float) -> http.client.HTTPResponse:
-        request = urllib.request.Request(
-            self.base_url + path, body, {"Content-Type": "application/json"}
-        )
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(KEY_VARIABLE):
+            headers["Authorization"] = f"Bearer {key}"
+        request = urllib.request.Request(self.base_url + path, body, headers)
         try:
             response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout_s)
         except urllib.error.HTTPError as error:
@@ -102,6 +108,8 @@ class ApiClient:
         advice = ""
         if retry_after_s := error.headers.get("retry-after"):
             advice = f". Try again in {retry_after_s} s. {_LOOK}"
+        elif error.code == http.client.UNAUTHORIZED:
+            advice = f". The key is taken from the environment variable {KEY_VARIABLE}"
         return ApiError(f"{self.base_url} refused ({error.code}): {message}{advice}")
 
     def _unreachable(self, error: BaseException) -> ApiError:

@@ -7,10 +7,13 @@ field, so that the caller can drop one request or one session and go on.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 
+from cluster.draft_law import DraftLaw
 from cluster.errors import InvalidRequestError
 from cluster.grammar import GrammarKind, GrammarSpec
-from cluster.load import DrafterLoad, DrafterState, VerifierLoad
+from cluster.load import DrafterLoad, DrafterState, LocalDrafterLoad, VerifierLoad
 from cluster.protocol import drafting_pb2, generation_pb2, sampling_pb2
 from cluster.protocol.messages import (
     CommitTokens,
@@ -31,12 +34,14 @@ from cluster.protocol.messages import (
 from cluster.types import (
     Draft,
     DraftNode,
+    DraftRun,
     ErrorEvent,
     FinishEvent,
     FinishReason,
     GenerationEvent,
     GenerationRequest,
     Path,
+    PromptLogprobsEvent,
     SamplingParams,
     SpeculationStats,
     TokenLogprobs,
@@ -53,6 +58,7 @@ def _path(speculative: bool) -> Path:
 
 def encode_router_batch(batch: RouterBatch) -> generation_pb2.RouterBatch:
     message = generation_pb2.RouterBatch(
+        load_interval_ms=batch.load_interval_ms,
         submits=[_encode_submit(request) for request in batch.submits],
         cancels=batch.cancels,
         set_paths=[
@@ -65,6 +71,7 @@ def encode_router_batch(batch: RouterBatch) -> generation_pb2.RouterBatch:
     if batch.hello is not None:
         message.hello.protocol_version = batch.hello.protocol_version
         message.hello.router_id = batch.hello.router_id
+        message.hello.lease_ms = batch.hello.lease_ms
         message.hello.fingerprint = batch.hello.fingerprint
     return message
 
@@ -75,10 +82,12 @@ def decode_router_batch(message: generation_pb2.RouterBatch) -> RouterBatch:
         hello = RouterHello(
             router_id=message.hello.router_id,
             fingerprint=message.hello.fingerprint,
+            lease_ms=message.hello.lease_ms,
             protocol_version=message.hello.protocol_version,
         )
     return RouterBatch(
         hello=hello,
+        load_interval_ms=message.load_interval_ms,
         submits=tuple(_decode_submit(submit) for submit in message.submits),
         cancels=tuple(message.cancels),
         set_paths=tuple(SetPath(s.request_id, _path(s.speculative)) for s in message.set_paths),
@@ -98,10 +107,13 @@ def _encode_submit(request: GenerationRequest) -> generation_pb2.Submit:
         speculative=request.path is Path.SPECULATIVE,
         num_speculative_tokens=request.num_speculative_tokens,
         drafter=request.drafter,
+        prediction_ids=request.prediction_ids,
         num_top_logprobs=request.num_top_logprobs,
+        num_prompt_logprobs=request.num_prompt_logprobs,
         grammar=_encode_grammar(request.grammar),
         deadline_ms=request.deadline_ms,
         cache_salt=request.cache_salt,
+        priority=request.priority,
     )
 
 
@@ -118,10 +130,15 @@ def _decode_submit(submit: generation_pb2.Submit) -> GenerationRequest:
         path=_path(submit.speculative),
         num_speculative_tokens=submit.num_speculative_tokens,
         drafter=submit.drafter or "auto",
+        prediction_ids=tuple(submit.prediction_ids),
         grammar=_decode_grammar(submit.grammar) if submit.HasField("grammar") else None,
         num_top_logprobs=(submit.num_top_logprobs if submit.HasField("num_top_logprobs") else None),
+        num_prompt_logprobs=(
+            submit.num_prompt_logprobs if submit.HasField("num_prompt_logprobs") else None
+        ),
         deadline_ms=submit.deadline_ms,
         cache_salt=submit.cache_salt,
+        priority=submit.priority,
     )
 
 
@@ -162,12 +179,19 @@ def _add_event(message: generation_pb2.VerifierBatch, event: GenerationEvent) ->
             num_draft_tokens=event.num_draft_tokens,
             refused_ids=event.refused_ids,
             num_cached_prompt_tokens=event.num_cached_prompt_tokens,
-            logprobs=[
-                generation_pb2.TokenLogprobs(
-                    logprob=one.logprob, top_ids=one.top_ids, top_logprobs=one.top_logprobs
-                )
-                for one in event.logprobs
+            logprobs=_encode_logprobs(event.logprobs),
+            draft_runs=[
+                generation_pb2.DraftRun(drafter=run.drafter, num_tokens=run.num_tokens)
+                for run in event.draft_runs
             ],
+            predicted=event.predicted,
+            num_resyncs=event.num_resyncs,
+        )
+    elif isinstance(event, PromptLogprobsEvent):
+        message.prompt_logprobs.add(
+            request_id=event.request_id,
+            position=event.position,
+            logprobs=_encode_logprobs(event.logprobs),
         )
     elif isinstance(event, FinishEvent):
         message.finishes.add(
@@ -184,6 +208,21 @@ def _add_event(message: generation_pb2.VerifierBatch, event: GenerationEvent) ->
         message.errors.add(
             request_id=event.request_id, kind=event.kind, message=event.message, param=event.param
         )
+
+
+def _encode_logprobs(logprobs: Iterable[TokenLogprobs]) -> list[generation_pb2.TokenLogprobs]:
+    return [
+        generation_pb2.TokenLogprobs(
+            logprob=one.logprob, top_ids=one.top_ids, top_logprobs=one.top_logprobs
+        )
+        for one in logprobs
+    ]
+
+
+def _decode_logprobs(messages: Iterable[generation_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(one.logprob, tuple(one.top_ids), tuple(one.top_logprobs)) for one in messages
+    )
 
 
 def decode_verifier_batch(message: generation_pb2.VerifierBatch) -> VerifierBatch:
@@ -205,6 +244,10 @@ def decode_verifier_batch(message: generation_pb2.VerifierBatch) -> VerifierBatc
 
 def _decode_events(message: generation_pb2.VerifierBatch) -> tuple[GenerationEvent, ...]:
     events: list[GenerationEvent] = [
+        PromptLogprobsEvent(p.request_id, p.position, _decode_logprobs(p.logprobs))
+        for p in message.prompt_logprobs
+    ]
+    events += [
         TokensEvent(
             t.request_id,
             t.position,
@@ -213,10 +256,10 @@ def _decode_events(message: generation_pb2.VerifierBatch) -> tuple[GenerationEve
             t.num_draft_tokens,
             tuple(t.refused_ids),
             t.num_cached_prompt_tokens,
-            tuple(
-                TokenLogprobs(one.logprob, tuple(one.top_ids), tuple(one.top_logprobs))
-                for one in t.logprobs
-            ),
+            _decode_logprobs(t.logprobs),
+            tuple(DraftRun(run.drafter, run.num_tokens) for run in t.draft_runs),
+            tuple(t.predicted),
+            t.num_resyncs,
         )
         for t in message.tokens
     ]
@@ -249,6 +292,13 @@ def _encode_load(load: VerifierLoad) -> generation_pb2.VerifierLoad:
         prefix_cache_hit_tokens=load.prefix_cache_hit_tokens,
         prefix_cache_query_tokens=load.prefix_cache_query_tokens,
         num_preemptions=load.num_preemptions,
+        max_running=load.max_running,
+        max_waiting=load.max_waiting,
+        place_s=load.place_s,
+        draft_gain=load.draft_gain,
+        draft_price=load.draft_price,
+        draft_tax=load.draft_tax,
+        drafters_rest=load.drafters_rest,
         drafters=[
             generation_pb2.DrafterLink(
                 incarnation=d.incarnation,
@@ -259,8 +309,22 @@ def _encode_load(load: VerifierLoad) -> generation_pb2.VerifierLoad:
                 rtt_ms=d.rtt_ms,
                 num_draft_tokens=d.num_draft_tokens,
                 num_accepted_tokens=d.num_accepted_tokens,
+                kind=d.kind,
+                num_accepted_chains=d.num_accepted_chains,
+                num_ahead_hits=d.num_ahead_hits,
+                num_corrections=d.num_corrections,
+                num_correction_hits=d.num_correction_hits,
+                num_branches=d.num_branches,
             )
             for d in load.drafters
+        ],
+        local_drafters=[
+            generation_pb2.LocalDrafter(
+                kind=d.kind,
+                num_draft_tokens=d.num_draft_tokens,
+                num_accepted_tokens=d.num_accepted_tokens,
+            )
+            for d in load.local_drafters
         ],
     )
 
@@ -277,6 +341,13 @@ def _decode_load(load: generation_pb2.VerifierLoad) -> VerifierLoad:
         prefix_cache_hit_tokens=load.prefix_cache_hit_tokens,
         prefix_cache_query_tokens=load.prefix_cache_query_tokens,
         num_preemptions=load.num_preemptions,
+        max_running=load.max_running,
+        max_waiting=load.max_waiting,
+        place_s=load.place_s,
+        draft_gain=load.draft_gain if load.HasField("draft_gain") else None,
+        draft_price=load.draft_price,
+        draft_tax=load.draft_tax,
+        drafters_rest=load.drafters_rest,
         drafters=tuple(
             DrafterLoad(
                 incarnation=d.incarnation,
@@ -287,8 +358,18 @@ def _decode_load(load: generation_pb2.VerifierLoad) -> VerifierLoad:
                 rtt_ms=d.rtt_ms,
                 num_draft_tokens=d.num_draft_tokens,
                 num_accepted_tokens=d.num_accepted_tokens,
+                kind=d.kind,
+                num_accepted_chains=d.num_accepted_chains,
+                num_ahead_hits=d.num_ahead_hits,
+                num_corrections=d.num_corrections,
+                num_correction_hits=d.num_correction_hits,
+                num_branches=d.num_branches,
             )
             for d in load.drafters
+        ),
+        local_drafters=tuple(
+            LocalDrafterLoad(d.kind, d.num_draft_tokens, d.num_accepted_tokens)
+            for d in load.local_drafters
         ),
     )
 
@@ -340,6 +421,8 @@ def encode_target_batch(batch: TargetBatch) -> drafting_pb2.TargetBatch:
                 request_key=o.request_key,
                 sampling=_encode_sampling(o.sampling),
                 num_speculative_tokens=o.num_speculative_tokens,
+                cache_salt=o.cache_salt,
+                wants_laws=o.wants_laws,
             )
             for o in batch.opens
         ],
@@ -350,6 +433,7 @@ def encode_target_batch(batch: TargetBatch) -> drafting_pb2.TargetBatch:
         pauses=batch.pauses,
         resumes=batch.resumes,
         closes=batch.closes,
+        least_survival=batch.least_survival,
     )
     if batch.hello is not None:
         message.hello.protocol_version = batch.hello.protocol_version
@@ -357,6 +441,7 @@ def encode_target_batch(batch: TargetBatch) -> drafting_pb2.TargetBatch:
         message.hello.incarnation = batch.hello.incarnation
         message.hello.target_model = batch.hello.target_model
         message.hello.vocabulary = batch.hello.vocabulary
+        message.hello.lease_ms = batch.hello.lease_ms
     return message
 
 
@@ -367,6 +452,7 @@ def decode_target_batch(message: drafting_pb2.TargetBatch) -> TargetBatch:
             incarnation=message.hello.incarnation,
             target_model=message.hello.target_model,
             vocabulary=message.hello.vocabulary,
+            lease_ms=message.hello.lease_ms,
             protocol_version=message.hello.protocol_version,
             noise_version=message.hello.noise_version,
         )
@@ -381,6 +467,8 @@ def decode_target_batch(message: drafting_pb2.TargetBatch) -> TargetBatch:
                 request_key=o.request_key,
                 sampling=_decode_sampling(o.sampling),
                 num_speculative_tokens=o.num_speculative_tokens,
+                cache_salt=o.cache_salt,
+                wants_laws=o.wants_laws,
             )
             for o in message.opens
         ),
@@ -390,6 +478,7 @@ def decode_target_batch(message: drafting_pb2.TargetBatch) -> TargetBatch:
         pauses=tuple(message.pauses),
         resumes=tuple(message.resumes),
         closes=tuple(message.closes),
+        least_survival=message.least_survival,
     )
 
 
@@ -414,10 +503,12 @@ def encode_drafter_batch(batch: DrafterBatch) -> drafting_pb2.DrafterBatch:
         message.hello.max_speculative_tokens = batch.hello.max_speculative_tokens
         message.hello.max_context_len = batch.hello.max_context_len
         message.hello.kind = batch.hello.kind
+        message.hello.tells_laws = batch.hello.tells_laws
     if batch.load is not None:
         message.load.sessions = batch.load.sessions
         message.load.tokens_per_s = batch.load.tokens_per_s
         message.load.queue_ms = batch.load.queue_ms
+        message.load.num_branches = batch.load.num_branches
     return message
 
 
@@ -434,13 +525,17 @@ def decode_drafter_batch(message: drafting_pb2.DrafterBatch) -> DrafterBatch:
             max_speculative_tokens=message.hello.max_speculative_tokens,
             max_context_len=message.hello.max_context_len,
             kind=message.hello.kind,
+            tells_laws=message.hello.tells_laws,
             protocol_version=message.hello.protocol_version,
             noise_version=message.hello.noise_version,
         )
     load = None
     if message.HasField("load"):
         load = DrafterReport(
-            message.load.sessions, message.load.tokens_per_s, message.load.queue_ms
+            message.load.sessions,
+            message.load.tokens_per_s,
+            message.load.queue_ms,
+            message.load.num_branches,
         )
     return DrafterBatch(
         hello=hello,
@@ -454,6 +549,7 @@ def decode_drafter_batch(message: drafting_pb2.DrafterBatch) -> DrafterBatch:
 def _encode_draft(item: SessionDraft) -> drafting_pb2.SessionDraft:
     nodes = item.draft.nodes
     return drafting_pb2.SessionDraft(
+        answers=item.draft.answers,
         session=item.session,
         epoch=item.epoch,
         anchor_position=item.draft.anchor_position,
@@ -461,17 +557,37 @@ def _encode_draft(item: SessionDraft) -> drafting_pb2.SessionDraft:
         token_ids=[node.token_id for node in nodes],
         parents=[node.parent for node in nodes],
         confidences=[node.confidence for node in nodes],
+        laws=_encode_laws(nodes),
     )
 
 
+def _encode_laws(nodes: Sequence[DraftNode]) -> list[drafting_pb2.DraftLaw]:
+    """One per node, an empty one where it has none; nothing where no node has one."""
+    if all(node.law is None for node in nodes):
+        return []
+    laws = [node.law or DraftLaw((), ()) for node in nodes]
+    return [drafting_pb2.DraftLaw(token_ids=law.token_ids, weights=law.weights) for law in laws]
+
+
+def _decode_laws(laws: Sequence[drafting_pb2.DraftLaw], num_nodes: int) -> list[DraftLaw | None]:
+    """One per node; nothing is said where they are not as many."""
+    if len(laws) != num_nodes:
+        return [None] * num_nodes
+    return [DraftLaw(tuple(law.token_ids), tuple(law.weights)) for law in laws]
+
+
 def _decode_draft(item: drafting_pb2.SessionDraft) -> SessionDraft:
-    num_nodes = len(item.token_ids)
-    if len(item.parents) == num_nodes == len(item.confidences) and num_nodes <= MAX_DRAFT_NODES:
-        nodes = tuple(map(DraftNode, item.token_ids, item.parents, item.confidences))
+    # Each copied as a whole: what protobuf hands out one by one costs as much again.
+    token_ids, parents, confidences = item.token_ids[:], item.parents[:], item.confidences[:]
+    num_nodes = len(token_ids)
+    if len(parents) == num_nodes == len(confidences) and num_nodes <= MAX_DRAFT_NODES:
+        laws = _decode_laws(item.laws, num_nodes) if item.laws else repeat(None)
+        nodes = tuple(map(DraftNode, token_ids, parents, confidences, laws))
     else:
         nodes = (DraftNode(0, MALFORMED_PARENT, 0.0),)
+    answers = item.answers if item.HasField("answers") else None
     return SessionDraft(
-        item.session, item.epoch, Draft(item.anchor_position, item.anchor_hash, nodes)
+        item.session, item.epoch, Draft(item.anchor_position, item.anchor_hash, nodes, answers)
     )
 
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from cluster.protocol import sampling_pb2 as cluster_dot_protocol_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x63luster/protocol/drafting.proto\x12\x14paceline.drafting.v1\x1a\x1f\x63luster/protocol/sampling.proto\"\xd7\x01\n\x0bTargetBatch\x12\x30\n\x05hello\x18\x01 \x01(\x0b\x32!.paceline.drafting.v1.TargetHello\x12\x30\n\x05opens\x18\x02 \x03(\x0b\x32!.paceline.drafting.v1.OpenSession\x12\x33\n\x07\x63ommits\x18\x03 \x03(\x0b\x32\".paceline.drafting.v1.CommitTokens\x12\x0e\n\x06pauses\x18\x04 \x03(\x04\x12\x0f\n\x07resumes\x18\x05 \x03(\x04\x12\x0e\n\x06\x63loses\x18\x06 \x03(\x04\"\xeb\x01\n\x0c\x44rafterBatch\x12\x31\n\x05hello\x18\x01 \x01(\x0b\x32\".paceline.drafting.v1.DrafterHello\x12\x32\n\x06\x64rafts\x18\x02 \x03(\x0b\x32\".paceline.drafting.v1.SessionDraft\x12\x32\n\x06\x65rrors\x18\x03 \x03(\x0b\x32\".paceline.drafting.v1.SessionError\x12\x31\n\x04load\x18\x04 \x01(\x0b\x32#.paceline.drafting.v1.DrafterReport\x12\r\n\x05\x64rain\x18\x05 \x01(\x08\"}\n\x0bTargetHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x15\n\rnoise_version\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x14\n\x0ctarget_model\x18\x04 \x01(\t\x12\x12\n\nvocabulary\x18\x05 \x01(\t\"\xd6\x01\n\x0c\x44rafterHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x15\n\rnoise_version\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x04 \x01(\t\x12\x12\n\nvocabulary\x18\x05 \x01(\t\x12\x14\n\x0cmax_sessions\x18\x06 \x01(\r\x12\x1e\n\x16max_speculative_tokens\x18\x07 \x01(\r\x12\x17\n\x0fmax_context_len\x18\x08 \x01(\r\x12\x0c\n\x04kind\x18\t \x01(\t\"\xc2\x01\n\x0bOpenSession\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x13\n\x0brequest_key\x18\x04 \x01(\x06\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.paceline.sampling.v1.Sampling\x12\x1e\n\x16num_speculative_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\r\"D\n\x0c\x43ommitTokens\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"\x95\x01\n\x0cSessionDraft\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x17\n\x0f\x61nchor_position\x18\x03 \x01(\r\x12\x13\n\x0b\x61nchor_hash\x18\x04 \x01(\x06\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x0f\n\x07parents\x18\x06 \x03(\x05\x12\x13\n\x0b\x63onfidences\x18\x07 \x03(\x02\"M\n\x0cSessionError\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"I\n\rDrafterReport\x12\x10\n\x08sessions\x18\x01 \x01(\r\x12\x14\n\x0ctokens_per_s\x18\x02 \x01(\x02\x12\x10\n\x08queue_ms\x18\x03 \x01(\x02\x32^\n\x08\x44rafting\x12R\n\x05\x44raft\x12!.paceline.drafting.v1.TargetBatch\x1a\".paceline.drafting.v1.DrafterBatch(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x63luster/protocol/drafting.proto\x12\x14paceline.drafting.v1\x1a\x1f\x63luster/protocol/sampling.proto\"\xef\x01\n\x0bTargetBatch\x12\x30\n\x05hello\x18\x01 \x01(\x0b\x32!.paceline.drafting.v1.TargetHello\x12\x30\n\x05opens\x18\x02 \x03(\x0b\x32!.paceline.drafting.v1.OpenSession\x12\x33\n\x07\x63ommits\x18\x03 \x03(\x0b\x32\".paceline.drafting.v1.CommitTokens\x12\x0e\n\x06pauses\x18\x04 \x03(\x04\x12\x0f\n\x07resumes\x18\x05 \x03(\x04\x12\x0e\n\x06\x63loses\x18\x06 \x03(\x04\x12\x16\n\x0eleast_survival\x18\x07 \x01(\x02\"\xeb\x01\n\x0c\x44rafterBatch\x12\x31\n\x05hello\x18\x01 \x01(\x0b\x32\".paceline.drafting.v1.DrafterHello\x12\x32\n\x06\x64rafts\x18\x02 \x03(\x0b\x32\".paceline.drafting.v1.SessionDraft\x12\x32\n\x06\x65rrors\x18\x03 \x03(\x0b\x32\".paceline.drafting.v1.SessionError\x12\x31\n\x04load\x18\x04 \x01(\x0b\x32#.paceline.drafting.v1.DrafterReport\x12\r\n\x05\x64rain\x18\x05 \x01(\x08\"\x8f\x01\n\x0bTargetHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x15\n\rnoise_version\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x14\n\x0ctarget_model\x18\x04 \x01(\t\x12\x12\n\nvocabulary\x18\x05 \x01(\t\x12\x10\n\x08lease_ms\x18\x06 \x01(\r\"\xea\x01\n\x0c\x44rafterHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x15\n\rnoise_version\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x04 \x01(\t\x12\x12\n\nvocabulary\x18\x05 \x01(\t\x12\x14\n\x0cmax_sessions\x18\x06 \x01(\r\x12\x1e\n\x16max_speculative_tokens\x18\x07 \x01(\r\x12\x17\n\x0fmax_context_len\x18\x08 \x01(\r\x12\x0c\n\x04kind\x18\t \x01(\t\x12\x12\n\ntells_laws\x18\n \x01(\x08\"\xea\x01\n\x0bOpenSession\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x13\n\x0brequest_key\x18\x04 \x01(\x06\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.paceline.sampling.v1.Sampling\x12\x1e\n\x16num_speculative_tokens\x18\x06 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\r\x12\x12\n\ncache_salt\x18\x08 \x01(\t\x12\x12\n\nwants_laws\x18\t \x01(\x08\"D\n\x0c\x43ommitTokens\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\"\xe5\x01\n\x0cSessionDraft\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x17\n\x0f\x61nchor_position\x18\x03 \x01(\r\x12\x13\n\x0b\x61nchor_hash\x18\x04 \x01(\x06\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12\x0f\n\x07parents\x18\x06 \x03(\x05\x12\x13\n\x0b\x63onfidences\x18\x07 \x03(\x02\x12\x14\n\x07\x61nswers\x18\x08 \x01(\rH\x00\x88\x01\x01\x12,\n\x04laws\x18\t \x03(\x0b\x32\x1e.paceline.drafting.v1.DraftLawB\n\n\x08_answers\".\n\x08\x44raftLaw\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07weights\x18\x02 \x03(\r\"M\n\x0cSessionError\x12\x0f\n\x07session\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"_\n\rDrafterReport\x12\x10\n\x08sessions\x18\x01 \x01(\r\x12\x14\n\x0ctokens_per_s\x18\x02 \x01(\x02\x12\x10\n\x08queue_ms\x18\x03 \x01(\x02\x12\x14\n\x0cnum_branches\x18\x04 \x01(\x04\x32^\n\x08\x44rafting\x12R\n\x05\x44raft\x12!.paceline.drafting.v1.TargetBatch\x1a\".paceline.drafting.v1.DrafterBatch(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,23 +33,25 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cluster.protocol.drafting_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TARGETBATCH']._serialized_start=91
-  _globals['_TARGETBATCH']._serialized_end=306
-  _globals['_DRAFTERBATCH']._serialized_start=309
-  _globals['_DRAFTERBATCH']._serialized_end=544
-  _globals['_TARGETHELLO']._serialized_start=546
-  _globals['_TARGETHELLO']._serialized_end=671
-  _globals['_DRAFTERHELLO']._serialized_start=674
-  _globals['_DRAFTERHELLO']._serialized_end=888
-  _globals['_OPENSESSION']._serialized_start=891
-  _globals['_OPENSESSION']._serialized_end=1085
-  _globals['_COMMITTOKENS']._serialized_start=1087
-  _globals['_COMMITTOKENS']._serialized_end=1155
-  _globals['_SESSIONDRAFT']._serialized_start=1158
-  _globals['_SESSIONDRAFT']._serialized_end=1307
-  _globals['_SESSIONERROR']._serialized_start=1309
-  _globals['_SESSIONERROR']._serialized_end=1386
-  _globals['_DRAFTERREPORT']._serialized_start=1388
-  _globals['_DRAFTERREPORT']._serialized_end=1461
-  _globals['_DRAFTING']._serialized_start=1463
-  _globals['_DRAFTING']._serialized_end=1557
+  _globals['_TARGETBATCH']._serialized_end=330
+  _globals['_DRAFTERBATCH']._serialized_start=333
+  _globals['_DRAFTERBATCH']._serialized_end=568
+  _globals['_TARGETHELLO']._serialized_start=571
+  _globals['_TARGETHELLO']._serialized_end=714
+  _globals['_DRAFTERHELLO']._serialized_start=717
+  _globals['_DRAFTERHELLO']._serialized_end=951
+  _globals['_OPENSESSION']._serialized_start=954
+  _globals['_OPENSESSION']._serialized_end=1188
+  _globals['_COMMITTOKENS']._serialized_start=1190
+  _globals['_COMMITTOKENS']._serialized_end=1258
+  _globals['_SESSIONDRAFT']._serialized_start=1261
+  _globals['_SESSIONDRAFT']._serialized_end=1490
+  _globals['_DRAFTLAW']._serialized_start=1492
+  _globals['_DRAFTLAW']._serialized_end=1538
+  _globals['_SESSIONERROR']._serialized_start=1540
+  _globals['_SESSIONERROR']._serialized_end=1617
+  _globals['_DRAFTERREPORT']._serialized_start=1619
+  _globals['_DRAFTERREPORT']._serialized_end=1714
+  _globals['_DRAFTING']._serialized_start=1716
+  _globals['_DRAFTING']._serialized_end=1810
 # @@protoc_insertion_point(module_scope)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from cluster.protocol import sampling_pb2 as cluster_dot_protocol_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!cluster/protocol/generation.proto\x12\x16paceline.generation.v1\x1a\x1f\x63luster/protocol/sampling.proto\"\xb7\x01\n\x0bRouterBatch\x12\x32\n\x05hello\x18\x01 \x01(\x0b\x32#.paceline.generation.v1.RouterHello\x12/\n\x07submits\x18\x02 \x03(\x0b\x32\x1e.paceline.generation.v1.Submit\x12\x0f\n\x07\x63\x61ncels\x18\x03 \x03(\t\x12\x32\n\tset_paths\x18\x04 \x03(\x0b\x32\x1f.paceline.generation.v1.SetPath\"\xa0\x02\n\rVerifierBatch\x12\x34\n\x05hello\x18\x01 \x01(\x0b\x32%.paceline.generation.v1.VerifierHello\x12.\n\x06tokens\x18\x02 \x03(\x0b\x32\x1e.paceline.generation.v1.Tokens\x12\x30\n\x08\x66inishes\x18\x03 \x03(\x0b\x32\x1e.paceline.generation.v1.Finish\x12\x34\n\x06\x65rrors\x18\x04 \x03(\x0b\x32$.paceline.generation.v1.RequestError\x12\x32\n\x04load\x18\x05 \x01(\x0b\x32$.paceline.generation.v1.VerifierLoad\x12\r\n\x05\x64rain\x18\x06 \x01(\x08\"O\n\x0bRouterHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\"j\n\rVerifierHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x15\n\rnoise_version\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\"\xa1\x03\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0brequest_key\x18\x02 \x01(\x06\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x13\n\x0bresumed_ids\x18\x04 \x03(\r\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.paceline.sampling.v1.Sampling\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x13\n\x0bspeculative\x18\t \x01(\x08\x12\x1e\n\x16num_speculative_tokens\x18\n \x01(\r\x12\x0f\n\x07\x64rafter\x18\x0b \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0c \x01(\r\x12\x1d\n\x10num_top_logprobs\x18\x0e \x01(\rH\x00\x88\x01\x01\x12\x30\n\x07grammar\x18\x0f \x01(\x0b\x32\x1f.paceline.generation.v1.Grammar\x12\x12\n\ncache_salt\x18\r \x01(\tB\x13\n\x11_num_top_logprobs\"%\n\x07Grammar\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"2\n\x07SetPath\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0bspeculative\x18\x02 \x01(\x08\"\xdc\x01\n\x06Tokens\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0f\n\x07\x64rafted\x18\x04 \x03(\x08\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\x12\x13\n\x0brefused_ids\x18\x06 \x03(\r\x12 \n\x18num_cached_prompt_tokens\x18\x07 \x01(\r\x12\x37\n\x08logprobs\x18\x08 \x03(\x0b\x32%.paceline.generation.v1.TokenLogprobs\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"e\n\x06\x46inish\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x37\n\x05stats\x18\x03 \x01(\x0b\x32(.paceline.generation.v1.SpeculationStats\"s\n\x10SpeculationStats\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x11\n\tnum_steps\x18\x02 \x01(\r\x12\x1c\n\x14\x64rafted_per_position\x18\x03 \x03(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x04 \x03(\r\"P\n\x0cRequestError\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05param\x18\x04 \x01(\t\"\xb0\x02\n\x0cVerifierLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x03 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x04 \x01(\r\x12\x0f\n\x07step_ms\x18\x05 \x01(\x02\x12\x13\n\x0bstep_tokens\x18\x06 \x01(\x02\x12\x13\n\x0bknee_tokens\x18\x07 \x01(\r\x12\x35\n\x08\x64rafters\x18\x08 \x03(\x0b\x32#.paceline.generation.v1.DrafterLink\x12\x1f\n\x17prefix_cache_hit_tokens\x18\t \x01(\x04\x12!\n\x19prefix_cache_query_tokens\x18\n \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x0b \x01(\x04\"\xb2\x01\n\x0b\x44rafterLink\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x14\n\x0ctokens_per_s\x18\x04 \x01(\x02\x12\x10\n\x08queue_ms\x18\x05 \x01(\x02\x12\x0e\n\x06rtt_ms\x18\x06 \x01(\x02\x12\x18\n\x10num_draft_tokens\x18\x07 \x01(\x04\x12\x1b\n\x13num_accepted_tokens\x18\x08 \x01(\x04\x32h\n\nGeneration\x12Z\n\x08Generate\x12#.paceline.generation.v1.RouterBatch\x1a%.paceline.generation.v1.VerifierBatch(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!cluster/protocol/generation.proto\x12\x16paceline.generation.v1\x1a\x1f\x63luster/protocol/sampling.proto\"\xd1\x01\n\x0bRouterBatch\x12\x32\n\x05hello\x18\x01 \x01(\x0b\x32#.paceline.generation.v1.RouterHello\x12/\n\x07submits\x18\x02 \x03(\x0b\x32\x1e.paceline.generation.v1.Submit\x12\x0f\n\x07\x63\x61ncels\x18\x03 \x03(\t\x12\x32\n\tset_paths\x18\x04 \x03(\x0b\x32\x1f.paceline.generation.v1.SetPath\x12\x18\n\x10load_interval_ms\x18\x05 \x01(\r\"\xe1\x02\n\rVerifierBatch\x12\x34\n\x05hello\x18\x01 \x01(\x0b\x32%.paceline.generation.v1.VerifierHello\x12.\n\x06tokens\x18\x02 \x03(\x0b\x32\x1e.paceline.generation.v1.Tokens\x12\x30\n\x08\x66inishes\x18\x03 \x03(\x0b\x32\x1e.paceline.generation.v1.Finish\x12\x34\n\x06\x65rrors\x18\x04 \x03(\x0b\x32$.paceline.generation.v1.RequestError\x12\x32\n\x04load\x18\x05 \x01(\x0b\x32$.paceline.generation.v1.VerifierLoad\x12\r\n\x05\x64rain\x18\x06 \x01(\x08\x12?\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32&.paceline.generation.v1.PromptLogprobs\"a\n\x0bRouterHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x10\n\x08lease_ms\x18\x04 \x01(\r\"j\n\rVerifierHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x15\n\rnoise_version\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\"\x85\x04\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0brequest_key\x18\x02 \x01(\x06\x12\x12\n\nprompt_ids\x18\x03 \x03(\r\x12\x13\n\x0bresumed_ids\x18\x04 \x03(\r\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.paceline.sampling.v1.Sampling\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x13\n\x0bspeculative\x18\t \x01(\x08\x12\x1e\n\x16num_speculative_tokens\x18\n \x01(\r\x12\x0f\n\x07\x64rafter\x18\x0b \x01(\t\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0c \x01(\r\x12\x1d\n\x10num_top_logprobs\x18\x0e \x01(\rH\x00\x88\x01\x01\x12\x30\n\x07grammar\x18\x0f \x01(\x0b\x32\x1f.paceline.generation.v1.Grammar\x12\x16\n\x0eprediction_ids\x18\x10 \x03(\r\x12\x12\n\ncache_salt\x18\r \x01(\t\x12 \n\x13num_prompt_logprobs\x18\x11 \x01(\rH\x01\x88\x01\x01\x12\x10\n\x08priority\x18\x12 \x01(\x11\x42\x13\n\x11_num_top_logprobsB\x16\n\x14_num_prompt_logprobs\"%\n\x07Grammar\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"2\n\x07SetPath\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0bspeculative\x18\x02 \x01(\x08\"\xba\x02\n\x06Tokens\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x0f\n\x07\x64rafted\x18\x04 \x03(\x08\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\x12\x13\n\x0brefused_ids\x18\x06 \x03(\r\x12 \n\x18num_cached_prompt_tokens\x18\x07 \x01(\r\x12\x37\n\x08logprobs\x18\x08 \x03(\x0b\x32%.paceline.generation.v1.TokenLogprobs\x12\x34\n\ndraft_runs\x18\t \x03(\x0b\x32 .paceline.generation.v1.DraftRun\x12\x11\n\tpredicted\x18\n \x03(\x08\x12\x13\n\x0bnum_resyncs\x18\x0b \x01(\r\"/\n\x08\x44raftRun\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\"o\n\x0ePromptLogprobs\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x37\n\x08logprobs\x18\x03 \x03(\x0b\x32%.paceline.generation.v1.TokenLogprobs\"G\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"e\n\x06\x46inish\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x37\n\x05stats\x18\x03 \x01(\x0b\x32(.paceline.generation.v1.SpeculationStats\"s\n\x10SpeculationStats\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\x11\n\tnum_steps\x18\x02 \x01(\r\x12\x1c\n\x14\x64rafted_per_position\x18\x03 \x03(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x04 \x03(\r\"P\n\x0cRequestError\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05param\x18\x04 \x01(\t\"\x90\x04\n\x0cVerifierLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x16\n\x0ekv_blocks_used\x18\x03 \x01(\r\x12\x17\n\x0fkv_blocks_total\x18\x04 \x01(\r\x12\x0f\n\x07step_ms\x18\x05 \x01(\x02\x12\x13\n\x0bstep_tokens\x18\x06 \x01(\x02\x12\x13\n\x0bknee_tokens\x18\x07 \x01(\r\x12\x35\n\x08\x64rafters\x18\x08 \x03(\x0b\x32#.paceline.generation.v1.DrafterLink\x12\x1f\n\x17prefix_cache_hit_tokens\x18\t \x01(\x04\x12!\n\x19prefix_cache_query_tokens\x18\n \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x0b \x01(\x04\x12<\n\x0elocal_drafters\x18\x0c \x03(\x0b\x32$.paceline.generation.v1.LocalDrafter\x12\x17\n\ndraft_gain\x18\r \x01(\x02H\x00\x88\x01\x01\x12\x13\n\x0bmax_running\x18\x0f \x01(\r\x12\x13\n\x0bmax_waiting\x18\x10 \x01(\r\x12\x0f\n\x07place_s\x18\x11 \x01(\x02\x12\x13\n\x0b\x64raft_price\x18\x0e \x01(\x02\x12\x11\n\tdraft_tax\x18\x12 \x01(\x02\x12\x15\n\rdrafters_rest\x18\x13 \x01(\x08\x42\r\n\x0b_draft_gain\"S\n\x0cLocalDrafter\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\x04\x12\x1b\n\x13num_accepted_tokens\x18\x03 \x01(\x04\"\xc1\x02\n\x0b\x44rafterLink\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x10\n\x08sessions\x18\x03 \x01(\r\x12\x14\n\x0ctokens_per_s\x18\x04 \x01(\x02\x12\x10\n\x08queue_ms\x18\x05 \x01(\x02\x12\x0e\n\x06rtt_ms\x18\x06 \x01(\x02\x12\x18\n\x10num_draft_tokens\x18\x07 \x01(\x04\x12\x1b\n\x13num_accepted_tokens\x18\x08 \x01(\x04\x12\x0c\n\x04kind\x18\t \x01(\t\x12\x1b\n\x13num_accepted_chains\x18\n \x01(\x04\x12\x16\n\x0enum_ahead_hits\x18\x0b \x01(\x04\x12\x17\n\x0fnum_corrections\x18\x0c \x01(\x04\x12\x1b\n\x13num_correction_hits\x18\r \x01(\x04\x12\x14\n\x0cnum_branches\x18\x0e \x01(\x04\x32h\n\nGeneration\x12Z\n\x08Generate\x12#.paceline.generation.v1.RouterBatch\x1a%.paceline.generation.v1.VerifierBatch(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,33 +33,39 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cluster.protocol.generation
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ROUTERBATCH']._serialized_start=95
-  _globals['_ROUTERBATCH']._serialized_end=278
-  _globals['_VERIFIERBATCH']._serialized_start=281
-  _globals['_VERIFIERBATCH']._serialized_end=569
-  _globals['_ROUTERHELLO']._serialized_start=571
-  _globals['_ROUTERHELLO']._serialized_end=650
-  _globals['_VERIFIERHELLO']._serialized_start=652
-  _globals['_VERIFIERHELLO']._serialized_end=758
-  _globals['_SUBMIT']._serialized_start=761
-  _globals['_SUBMIT']._serialized_end=1178
-  _globals['_GRAMMAR']._serialized_start=1180
-  _globals['_GRAMMAR']._serialized_end=1217
-  _globals['_SETPATH']._serialized_start=1219
-  _globals['_SETPATH']._serialized_end=1269
-  _globals['_TOKENS']._serialized_start=1272
-  _globals['_TOKENS']._serialized_end=1492
-  _globals['_TOKENLOGPROBS']._serialized_start=1494
-  _globals['_TOKENLOGPROBS']._serialized_end=1565
-  _globals['_FINISH']._serialized_start=1567
-  _globals['_FINISH']._serialized_end=1668
-  _globals['_SPECULATIONSTATS']._serialized_start=1670
-  _globals['_SPECULATIONSTATS']._serialized_end=1785
-  _globals['_REQUESTERROR']._serialized_start=1787
-  _globals['_REQUESTERROR']._serialized_end=1867
-  _globals['_VERIFIERLOAD']._serialized_start=1870
-  _globals['_VERIFIERLOAD']._serialized_end=2174
-  _globals['_DRAFTERLINK']._serialized_start=2177
-  _globals['_DRAFTERLINK']._serialized_end=2355
-  _globals['_GENERATION']._serialized_start=2357
-  _globals['_GENERATION']._serialized_end=2461
+  _globals['_ROUTERBATCH']._serialized_end=304
+  _globals['_VERIFIERBATCH']._serialized_start=307
+  _globals['_VERIFIERBATCH']._serialized_end=660
+  _globals['_ROUTERHELLO']._serialized_start=662
+  _globals['_ROUTERHELLO']._serialized_end=759
+  _globals['_VERIFIERHELLO']._serialized_start=761
+  _globals['_VERIFIERHELLO']._serialized_end=867
+  _globals['_SUBMIT']._serialized_start=870
+  _globals['_SUBMIT']._serialized_end=1387
+  _globals['_GRAMMAR']._serialized_start=1389
+  _globals['_GRAMMAR']._serialized_end=1426
+  _globals['_SETPATH']._serialized_start=1428
+  _globals['_SETPATH']._serialized_end=1478
+  _globals['_TOKENS']._serialized_start=1481
+  _globals['_TOKENS']._serialized_end=1795
+  _globals['_DRAFTRUN']._serialized_start=1797
+  _globals['_DRAFTRUN']._serialized_end=1844
+  _globals['_PROMPTLOGPROBS']._serialized_start=1846
+  _globals['_PROMPTLOGPROBS']._serialized_end=1957
+  _globals['_TOKENLOGPROBS']._serialized_start=1959
+  _globals['_TOKENLOGPROBS']._serialized_end=2030
+  _globals['_FINISH']._serialized_start=2032
+  _globals['_FINISH']._serialized_end=2133
+  _globals['_SPECULATIONSTATS']._serialized_start=2135
+  _globals['_SPECULATIONSTATS']._serialized_end=2250
+  _globals['_REQUESTERROR']._serialized_start=2252
+  _globals['_REQUESTERROR']._serialized_end=2332
+  _globals['_VERIFIERLOAD']._serialized_start=2335
+  _globals['_VERIFIERLOAD']._serialized_end=2863
+  _globals['_LOCALDRAFTER']._serialized_start=2865
+  _globals['_LOCALDRAFTER']._serialized_end=2948
+  _globals['_DRAFTERLINK']._serialized_start=2951
+  _globals['_DRAFTERLINK']._serialized_end=3272
+  _globals['_GENERATION']._serialized_start=3274
+  _globals['_GENERATION']._serialized_end=3378
 # @@protoc_insertion_point(module_scope)

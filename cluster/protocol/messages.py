@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from cluster.load import VerifierLoad
 from cluster.types import Draft, GenerationEvent, GenerationRequest, Path, SamplingParams
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 NOISE_VERSION = 1
 """Version of the coupled noise (engine/noise.py); members with different noise do not pair."""
+MAX_DRAFTS_PER_MESSAGE = 16
+"""Drafts of a session that a drafter may send for each message that it heard of it."""
 
 
 # --- generation: router and verifier ---------------------------------------------------------
@@ -27,6 +29,9 @@ class RouterHello:
     """Incarnation of the router."""
     fingerprint: str
     """ModelCard.fingerprint it tokenizes for."""
+    lease_ms: int = 0
+    """The verifier frees what it runs for a router that is silent for so long; while anything runs,
+    a router speaks once a second. 0: never."""
     protocol_version: int = PROTOCOL_VERSION
 
 
@@ -57,6 +62,9 @@ class RouterBatch:
     cancels: tuple[str, ...] = ()
     """Request ids. An unknown one is not an error: it may have finished meanwhile."""
     set_paths: tuple[SetPath, ...] = ()
+    load_interval_ms: int = 0
+    """Longest time between two load reports while no request of this router runs; 0: as before, at
+    first 1 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,9 @@ class TargetHello:
     target_model: str
     vocabulary: str
     """Fingerprint of the target's vocabulary."""
+    lease_ms: int = 0
+    """The drafter closes the sessions of a verifier that is silent for so long; while any is open,
+    a verifier speaks once a second. 0: never."""
     protocol_version: int = PROTOCOL_VERSION
     noise_version: int = NOISE_VERSION
 
@@ -99,7 +110,9 @@ class DrafterHello:
     max_context_len: int = 0
     """Tokens; 0 is unbounded."""
     kind: str = ""
-    """How it drafts: ngram, model."""
+    """How it drafts: ngram, suffix, model."""
+    tells_laws: bool = False
+    """It can draw drafts by noise of its own and tell the law of each."""
     protocol_version: int = PROTOCOL_VERSION
     noise_version: int = NOISE_VERSION
 
@@ -118,6 +131,11 @@ class OpenSession:
     request_key: int
     sampling: SamplingParams
     num_speculative_tokens: int
+    cache_salt: str = ""
+    """Only sessions of one salt may learn from one another; without one from none."""
+    wants_laws: bool = False
+    """Every draft is to come with the law that it was drawn from; see README.md beside this file.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +159,14 @@ class TargetBatch:
     """Sessions that take commits and send no drafts."""
     resumes: tuple[int, ...] = ()
     closes: tuple[int, ...] = ()
+    least_survival: float = 0.0
+    """In [0, 1], for all its sessions from now on: a token whose chance to be accepted, with all
+    before it, is lower is not worth drafting."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionDraft:
-    """A draft of one session. Every open, resume and commit is answered by one, empty or not,
-    unless the session is paused."""
+    """A draft of one session; which of them are due, README.md beside this file says."""
 
     session: int
     epoch: int
@@ -171,6 +191,8 @@ class DrafterReport:
     sessions: int
     tokens_per_s: float
     queue_ms: float
+    num_branches: int = 0
+    """Corrections that were prepared, since the start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,13 @@ class DraftSession:
     request_key: int
     """Key of the coupled noise, so that a model drafter draws what the verifier would draw."""
     sampling: SamplingParams
+    tenant: str = ""
+    """Sessions of one tenant may draft from one another's outputs; empty is no tenant."""
+    prediction_ids: tuple[int, ...] = ()
+    """What the client said the output would be."""
+    wants_laws: bool = False
+    """Each draft shall be drawn by noise of the drafter's own and come with its law; no branches.
+    Asked of drafters with a model only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,14 @@ class DraftRequest:
     session_key: int
     num_tokens: int
     """Longest chain wanted."""
+    num_branches: int = 0
+    """Likely corrections wanted beside the chain: its runners-up, each with what would follow it.
+    A drafter that knows none leaves them out."""
+    branch_len: int = 0
+    """Longest branch wanted, the correction included."""
+    least_survival: float = 0.0
+    """The chain and its branches end at a token whose chance to be accepted, with all before it,
+    is lower. A drafter whose tokens cost nothing need not look at it."""
 
 
 class Drafter(Protocol):
@@ -47,8 +62,10 @@ class Drafter(Protocol):
     def extend(self, session_key: int, token_ids: Sequence[int]) -> None:
         """Append committed tokens."""
 
-    def draft(self, requests: Sequence[DraftRequest]) -> list[tuple[DraftNode, ...]]:
-        """One trie per request, in order; empty where there is nothing to propose."""
+    def draft(self, requests: Sequence[DraftRequest]) -> Sequence[tuple[DraftNode, ...] | None]:
+        """One trie per request, in order, from the session's last committed token on: the chain,
+        then the branches. A chain shorter than what was asked for has ended: nothing will follow it
+        before tokens are committed. None: there is much to read yet, ask again."""
 
     def end(self, session_key: int) -> None:
         """Forget a session."""

@@ -16,9 +16,11 @@ import torch
 from cluster.config import ModelConfig
 from engine.decoder import Decoder, UnsupportedModelError
 from engine.linear import multiplies_bfloat16
+from engine.models.distilled import DistilledDrafter, read_distilled
+from engine.models.draft_vocabulary import DraftVocabulary
 from engine.models.families import UnsupportedFamilyError, decoder_spec
-from engine.models.spec import DecoderSpec
-from engine.models.weights import UnsupportedWeightsError, read_weights
+from engine.models.spec import DecoderSpec, DecoderWeights
+from engine.models.weights import UnsupportedWeightsError, read_ends, read_weights
 from engine.native.build import NativeUnavailableError
 from engine.native.native_decoder import NativeDecoder
 from engine.native.native_linear import DTYPES, check_kernels
@@ -33,15 +35,24 @@ def make_decoder(
     max_model_len: int,
     dtype: torch.dtype,
     device: torch.device,
+    drafter: DistilledDrafter | None = None,
 ) -> Decoder:
     """Load the weights into the decoder that `config.implementation` names; auto is the fastest
-    that can run this model here. Raises UnsupportedModelError with the reason."""
+    that can run this model here. With `drafter` that runs, and folder and config are its target's.
+    Raises UnsupportedModelError with the reason."""
     wanted = config.implementation
+    if drafter is not None and wanted == "transformers":
+        raise UnsupportedModelError("a distilled drafter does not run in transformers' modules")
     if wanted != "transformers":
         try:
             spec = dataclasses.replace(decoder_spec(model_config), max_position=max_model_len)
-            return _lean(config, folder, spec, model_config, dtype, device)
+            if drafter is not None:
+                return _distilled(config, folder, drafter, spec, model_config, dtype, device)
+            weights = read_weights(folder, spec, model_config, dtype, device)
+            return _lean(config, spec, weights, dtype, device)
         except (UnsupportedFamilyError, UnsupportedWeightsError) as error:
+            if drafter is not None:
+                raise UnsupportedModelError(f"a drafter's target is not known: {error}") from error
             if wanted != "auto":
                 raise UnsupportedModelError(f"implementation {wanted}: {error}") from error
             logger.info("transformers' own modules run this model: %s", error)
@@ -50,17 +61,31 @@ def make_decoder(
     return TransformersDecoder(folder, model_config, dtype, device)
 
 
-def _lean(
+def _distilled(
     config: ModelConfig,
-    folder: Path,
-    spec: DecoderSpec,
-    model_config: Any,
+    target_folder: Path,
+    drafter: DistilledDrafter,
+    target_spec: DecoderSpec,
+    target_config: Any,
     dtype: torch.dtype,
     device: torch.device,
 ) -> Decoder:
-    native = _runs_native(config, dtype, device)
-    weights = read_weights(folder, spec, model_config, dtype, device)
-    if native:
+    ends = read_ends(target_folder, target_spec, target_config, dtype, device)
+    distilled = read_distilled(drafter, ends, target_spec, target_config)
+    decoder = _lean(config, distilled.spec, distilled.weights, dtype, device)
+    if distilled.vocabulary is None:
+        return decoder
+    return DraftVocabulary(decoder, distilled.vocabulary, target_spec.vocab_size)
+
+
+def _lean(
+    config: ModelConfig,
+    spec: DecoderSpec,
+    weights: DecoderWeights,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Decoder:
+    if _runs_native(config, dtype, device):
         return NativeDecoder(spec, weights, dtype, config.num_threads)
     from engine.models.torch_decoder import TorchDecoder
 

@@ -93,4 +93,5 @@ class DecoderWeights:
     """May be read from the checkpoint one by one: to be gone through once, in order."""
     final_norm: torch.Tensor
     head: torch.Tensor
-    """[vocab_size, hidden_size]; the embedding itself where they are tied."""
+    """[vocab_size, hidden_size]; the embedding itself where they are tied. Of a drafter that cannot
+    say every token it has the rows of those that it can (engine/models/distilled.py)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
@@ -42,12 +43,34 @@ def read_weights(
     """
     checkpoint = _Checkpoint(folder, dtype, device)
     reader = _Reader(checkpoint, spec, tensor_layout(config))
-    with checkpoint.mapped():
-        embedding = reader.matrix((_EMBEDDING,), (spec.vocab_size,), spec.hidden_size)
-        final_norm = reader.norm(_FINAL_NORM, spec.hidden_size)
-        head = reader.head(embedding, tied=bool(config.tie_word_embeddings))
+    ends = _read_ends(checkpoint, reader, config)
     layers = _Layers(checkpoint, reader, len(spec.layers))
-    return DecoderWeights(embedding, layers, final_norm, head)
+    return DecoderWeights(ends.embedding, layers, ends.final_norm, ends.head)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEnds:
+    """What is before and after the layers, as in `DecoderWeights`."""
+
+    embedding: torch.Tensor
+    final_norm: torch.Tensor
+    head: torch.Tensor
+
+
+def read_ends(
+    folder: Path, spec: DecoderSpec, config: Any, dtype: torch.dtype, device: torch.device
+) -> ModelEnds:
+    """The ends of the checkpoint in `folder`, without its layers; see `read_weights`."""
+    checkpoint = _Checkpoint(folder, dtype, device)
+    return _read_ends(checkpoint, _Reader(checkpoint, spec, tensor_layout(config)), config)
+
+
+def _read_ends(checkpoint: _Checkpoint, reader: _Reader, config: Any) -> ModelEnds:
+    with checkpoint.mapped():
+        embedding = reader.vocabulary_matrix(_EMBEDDING)
+        final_norm = reader.norm(_FINAL_NORM, reader.hidden_size)
+        head = reader.head(embedding, tied=bool(config.tie_word_embeddings))
+    return ModelEnds(embedding, final_norm, head)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -162,10 +185,18 @@ class _Reader:
         weight = self._checkpoint.read(name, (size,)).to(self._checkpoint.device, torch.float32)
         return weight + self._layout.norm_offset
 
+    @property
+    def hidden_size(self) -> int:
+        return self._spec.hidden_size
+
+    def vocabulary_matrix(self, name: str) -> torch.Tensor:
+        """[vocab_size, hidden_size]"""
+        return self.matrix((name,), (self._spec.vocab_size,), self._spec.hidden_size)
+
     def head(self, embedding: torch.Tensor, *, tied: bool) -> torch.Tensor:
         if _HEAD not in self._checkpoint:
             return embedding
-        head = self.matrix((_HEAD,), (self._spec.vocab_size,), self._spec.hidden_size)
+        head = self.vocabulary_matrix(_HEAD)
         return embedding if tied and torch.equal(head, embedding) else head
 
     def layer(self, prefix: str) -> LayerWeights:

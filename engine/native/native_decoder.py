@@ -36,6 +36,7 @@ class NativeDecoder:
         self._library.paceline_workspace_floats.restype = ctypes.c_int64
         self._spec = spec
         self._dtype = dtype
+        self._num_logits = len(weights.head)
         self._panel_width: int = self._library.paceline_panel_width()
         self._slot_group: int = self._library.paceline_slot_group()
         self._kept: list[torch.Tensor] = []
@@ -98,8 +99,7 @@ class NativeDecoder:
             token_ids.extend(piece.token_ids)
             logit_rows.extend(range(len(token_ids) - piece.num_logits, len(token_ids)))
         num_positions = max((span.start + span.num_rows for span in spans), default=0)
-        vocab = self._spec.vocab_size
-        logits = torch.empty(len(logit_rows), padded(vocab, self._panel_width))
+        logits = torch.empty(len(logit_rows), padded(self._num_logits, self._panel_width))
         workspace = torch.empty(
             self._library.paceline_workspace_floats(
                 ctypes.byref(self._model),
@@ -118,7 +118,7 @@ class NativeDecoder:
             workspace=workspace.data_ptr(),
         )
         self._library.paceline_forward(ctypes.byref(self._model), ctypes.byref(step))
-        return logits[:, :vocab]
+        return logits[:, : self._num_logits]
 
     # --- weights -------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import pty
 import select
 import subprocess
 import sys
-import time
+import threading
 
 import pytest
 from hypothesis import given
@@ -25,6 +25,7 @@ from tests.cluster.scripted_router import (
     says,
     streams,
 )
+from tests.support.polling import TIMEOUT_S
 
 CHAT = "/v1/chat/completions"
 ANSWER = (
@@ -141,16 +142,18 @@ def test_a_stream_without_done_is_a_failure(ending, paceline):
 
 
 def test_a_silent_stream_is_a_failure(paceline, monkeypatch):
-    monkeypatch.setattr("cluster.commands.api_client.STREAM_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("cluster.commands.api_client.STREAM_TIMEOUT_S", 1.0)
+    given_up = threading.Event()
 
     def stall(handler):
         streams(chunk("Hel"), done=False, cut=True)(handler)
         handler.wfile.flush()
-        time.sleep(0.5)
+        assert given_up.wait(TIMEOUT_S)
 
     router = router_that(stall)
     with router.running():
         code, out, err = paceline("chat", "hi", "--url", router.url)
+        given_up.set()
     assert (code, out) == (1, "Hel\n")
     assert "timed out" in err
 
@@ -206,7 +209,7 @@ def test_a_conversation_on_a_terminal():
             os.write(ours, b"hi\n")
             answer = read_until(ours, b"steps]", b"> ")
             os.write(ours, b"\x04")
-            assert process.wait(20) == 0
+            assert process.wait(TIMEOUT_S) == 0
         finally:
             process.kill()
             os.close(ours)
@@ -219,7 +222,7 @@ def read_until(terminal: int, *marks: bytes) -> bytes:
     shown, start = b"", 0
     for mark in marks:
         while mark not in shown[start:]:
-            ready, _, _ = select.select([terminal], [], [], 20.0)
+            ready, _, _ = select.select([terminal], [], [], TIMEOUT_S)
             assert ready, f"{mark!r} did not come, but {shown!r}"
             shown += os.read(terminal, 4096)
         start = shown.index(mark, start) + len(mark)

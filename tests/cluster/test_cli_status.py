@@ -11,6 +11,7 @@ import pytest
 
 from cluster.commands import status
 from tests.cluster.scripted_router import ScriptedRouter, fails, says
+from tests.support.polling import TIMEOUT_S
 
 REPORT = {
     "mode": "speculative",
@@ -137,7 +138,7 @@ def test_watch_repeats_until_ctrl_c_and_survives_an_outage():
             first = next(line for line in process.stdout if " for 42 s: " in line)
             second = next(line for line in process.stdout if " for 42 s: " in line)
             process.send_signal(signal.SIGINT)
-            assert process.wait(20) == 0
+            assert process.wait(TIMEOUT_S) == 0
         finally:
             process.kill()
         assert (first.split()[0], second.split()[0]) == ("speculative", "plain")

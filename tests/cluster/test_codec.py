@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.draft_law import LAW_TOTAL, DraftLaw, could_have_drawn
 from cluster.errors import InvalidRequestError
 from cluster.grammar import GrammarKind, GrammarSpec
-from cluster.load import DrafterLoad, DrafterState, VerifierLoad
+from cluster.load import DrafterLoad, DrafterState, LocalDrafterLoad, VerifierLoad
 from cluster.protocol import codec, drafting_pb2, generation_pb2
 from cluster.protocol.messages import (
     CommitTokens,
@@ -29,11 +30,13 @@ from cluster.protocol.messages import (
 from cluster.types import (
     Draft,
     DraftNode,
+    DraftRun,
     ErrorEvent,
     FinishEvent,
     FinishReason,
     GenerationRequest,
     Path,
+    PromptLogprobsEvent,
     SamplingParams,
     SpeculationStats,
     TokenLogprobs,
@@ -79,20 +82,25 @@ requests = st.builds(
     path=paths,
     num_speculative_tokens=uint32,
     drafter=st.text(min_size=1, max_size=12),
+    prediction_ids=ids,
     deadline_ms=uint32,
     cache_salt=texts,
+    priority=int32,
     num_top_logprobs=st.none() | uint32,
+    num_prompt_logprobs=st.none() | uint32,
     grammar=st.none() | st.builds(GrammarSpec, st.sampled_from(GrammarKind), texts),
 )
 router_batches = st.builds(
     RouterBatch,
-    hello=st.none() | st.builds(RouterHello, texts, texts, uint32),
+    hello=st.none() | st.builds(RouterHello, texts, texts, uint32, uint32),
     submits=tuples_of(requests),
     cancels=tuples_of(texts),
     set_paths=tuples_of(st.builds(SetPath, texts, paths)),
+    load_interval_ms=uint32,
 )
 
 logprobs = st.builds(TokenLogprobs, floats, ids, tuples_of(floats))
+prompt_logprobs = st.builds(PromptLogprobsEvent, texts, uint32, tuples_of(logprobs))
 tokens = st.builds(
     TokensEvent,
     texts,
@@ -103,6 +111,9 @@ tokens = st.builds(
     ids,
     uint32,
     tuples_of(logprobs),
+    tuples_of(st.builds(DraftRun, texts, uint32)),
+    tuples_of(st.booleans()),
+    uint32,
 )
 stats = st.builds(SpeculationStats, texts, uint32, ids, ids)
 finishes = st.builds(FinishEvent, texts, st.sampled_from(FinishReason), stats)
@@ -117,6 +128,7 @@ drafter_loads = st.builds(
     floats,
     uint64,
     uint64,
+    texts,
 )
 verifier_loads = st.builds(
     VerifierLoad,
@@ -125,14 +137,22 @@ verifier_loads = st.builds(
     floats,
     uint32,
     *([uint64] * 3),
+    uint32,
+    uint32,
+    floats,
+    st.none() | floats,
+    floats,
+    floats,
+    st.booleans(),
     tuples_of(drafter_loads),
+    tuples_of(st.builds(LocalDrafterLoad, texts, uint64, uint64)),
 )
 verifier_batches = st.builds(
     VerifierBatch,
     hello=st.none() | st.builds(VerifierHello, texts, texts, uint32, uint32),
-    # Of one message, tokens come before finishes and those before errors.
-    events=st.tuples(tuples_of(tokens), tuples_of(finishes), tuples_of(failures)).map(
-        lambda kinds: kinds[0] + kinds[1] + kinds[2]
+    # The order of kinds within one message.
+    events=st.tuples(*map(tuples_of, (prompt_logprobs, tokens, finishes, failures))).map(
+        lambda kinds: sum(kinds, ())
     ),
     load=st.none() | verifier_loads,
     drain=st.booleans(),
@@ -140,19 +160,41 @@ verifier_batches = st.builds(
 
 target_batches = st.builds(
     TargetBatch,
-    hello=st.none() | st.builds(TargetHello, texts, texts, texts, uint32, uint32),
-    opens=tuples_of(st.builds(OpenSession, uint64, uint32, ids, uint32, uint64, sampling, uint32)),
+    hello=st.none() | st.builds(TargetHello, texts, texts, texts, *([uint32] * 3)),
+    opens=tuples_of(
+        st.builds(
+            OpenSession,
+            *(uint64, uint32, ids, uint32, uint64, sampling, uint32, texts),
+            st.booleans(),
+        )
+    ),
     commits=tuples_of(st.builds(CommitTokens, uint64, uint32, ids)),
     pauses=tuples_of(uint64),
     resumes=tuples_of(uint64),
     closes=tuples_of(uint64),
+    least_survival=floats,
 )
 
-drafts = st.builds(Draft, uint32, uint64, tuples_of(st.builds(DraftNode, uint32, int32, floats)))
+laws = st.builds(DraftLaw, token_ids=ids, weights=ids)
+drafts = st.builds(
+    Draft,
+    uint32,
+    uint64,
+    tuples_of(st.tuples(uint32, int32, floats).map(lambda node: DraftNode(*node)))
+    | tuples_of(st.tuples(uint32, int32, floats, laws).map(lambda node: DraftNode(*node))),
+)
 drafter_batches = st.builds(
     DrafterBatch,
     hello=st.none()
-    | st.builds(DrafterHello, texts, texts, texts, uint32, uint32, uint32, texts, uint32, uint32),
+    | st.builds(
+        DrafterHello,
+        *([texts] * 3),
+        *([uint32] * 3),
+        texts,
+        st.booleans(),
+        uint32,
+        uint32,
+    ),
     drafts=tuples_of(st.builds(SessionDraft, uint64, uint32, drafts)),
     errors=tuples_of(st.builds(SessionError, uint64, uint32, texts, texts)),
     load=st.none() | st.builds(DrafterReport, uint32, floats, floats),
@@ -237,6 +279,33 @@ def test_node_lists_of_different_lengths_are_a_malformed_draft(token_ids, parent
     assert second == SessionDraft(8, 0, Draft(0, 0))
     if not len(token_ids) == len(parents) == len(confidences):
         assert DraftTrie([1, 2], vocab_size=10).insert(first.draft) is DraftOutcome.MALFORMED
+
+
+@pytest.mark.parametrize("num_laws", [1, 3])
+def test_laws_that_are_not_one_for_each_node_are_none(num_laws):
+    message = drafting_pb2.DrafterBatch(
+        drafts=[
+            drafting_pb2.SessionDraft(
+                token_ids=[1, 2],
+                parents=[-1, 0],
+                confidences=[0.5, 0.5],
+                laws=[drafting_pb2.DraftLaw(token_ids=[1], weights=[1])] * num_laws,
+            )
+        ]
+    )
+    [item] = codec.decode_drafter_batch(message).drafts
+    assert item.draft.nodes == (DraftNode(1, -1, 0.5), DraftNode(2, 0, 0.5))
+
+
+def test_a_node_without_a_law_beside_one_with_has_an_empty_one():
+    """Which is none that could be: its draft is verified by coupling."""
+    law = DraftLaw((1,), (LAW_TOTAL,))
+    nodes = (DraftNode(1, -1, 0.5, law), DraftNode(2, 0, 0.5))
+    batch = DrafterBatch(drafts=(SessionDraft(1, 1, Draft(0, 0, nodes)),))
+    [item] = codec.decode_drafter_batch(codec.encode_drafter_batch(batch)).drafts
+    first, second = item.draft.nodes
+    assert first.law == law
+    assert not could_have_drawn(second.law, 2, vocab_size=9)
 
 
 @pytest.mark.parametrize("token_ids", [(), (0,), (9,), (3, 0, 9)])

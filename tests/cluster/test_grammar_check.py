@@ -16,9 +16,8 @@ from cluster.errors import InternalError, OverloadedError
 from cluster.grammar import MAX_GRAMMAR_BYTES, GrammarError, GrammarKind, GrammarSpec, check_size
 from cluster.grammar_check import GrammarChecker
 from tests.support.hostile_grammars import REFUSED, SERVED
+from tests.support.polling import TIMEOUT_S
 
-WITHIN_S = 4.0
-"""The budget is half a second of CPU time; the machine may be busy."""
 TOKENIZER_JSON = json.dumps(
     {
         "added_tokens": [
@@ -29,6 +28,14 @@ TOKENIZER_JSON = json.dumps(
     }
 )
 EASY = GrammarSpec(GrammarKind.JSON_OBJECT)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _patience() -> Iterator[None]:
+    """A busy machine is not one that hangs: here the budget of CPU time must end a grammar."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grammar_check, "_ANSWER_WITHIN_S", 2 * TIMEOUT_S)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +60,7 @@ def test_hostile_grammars_are_refused(checker: GrammarChecker, name: str) -> Non
     started = time.monotonic()
     with pytest.raises(GrammarError) as refusal:
         checker.check(REFUSED[name])
-    assert time.monotonic() - started < WITHIN_S
+    assert time.monotonic() - started < TIMEOUT_S
     message = str(refusal.value)
     assert 0 < len(message) < 400
     assert "\n" not in message
@@ -62,9 +69,7 @@ def test_hostile_grammars_are_refused(checker: GrammarChecker, name: str) -> Non
 
 @pytest.mark.parametrize("name", SERVED)
 def test_grammars_that_only_look_hostile_are_served(checker: GrammarChecker, name: str) -> None:
-    started = time.monotonic()
     checker.check(SERVED[name])
-    assert time.monotonic() - started < WITHIN_S
 
 
 @pytest.mark.parametrize(

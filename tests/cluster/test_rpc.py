@@ -9,6 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from cluster.member_auth import Role
 from cluster.rpc import open_channel, start_rpc_server
 
 NAME = "test.Service"
@@ -18,7 +19,7 @@ IDLE_S = 30
 
 async def test_health_and_reflection_are_served_and_health_says_when_it_ends():
     server = await start_rpc_server(lambda server: None, NAME, host="127.0.0.1")
-    async with open_channel(server.address) as channel:
+    async with open_channel(server.address, Role.DRAFTER) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service=NAME)
         assert (await health.Check(request)).status == health_pb2.HealthCheckResponse.SERVING
@@ -48,7 +49,7 @@ async def test_two_servers_do_not_share_a_port():
 @pytest.mark.long
 async def test_an_idle_connection_lives():
     server = await start_rpc_server(lambda server: None, NAME, host="127.0.0.1")
-    async with open_channel(server.address) as channel:
+    async with open_channel(server.address, Role.DRAFTER) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         changes = health.Watch(health_pb2.HealthCheckRequest(service=NAME))
         await changes.read()

@@ -19,6 +19,7 @@ from cluster.protocol.messages import TargetHello
 from cluster.types import SamplingParams
 from drafter_service.__main__ import _config
 from drafter_service.model_drafter import ModelDrafter
+from drafter_service.proposal import chain_len
 from drafter_service.service import DrafterService
 from engine.decoder import SequenceSlice
 from engine.drafting.interface import DraftRequest, DraftSession
@@ -67,13 +68,17 @@ class Sessions:
         self.sessions = {}
         self.committed = {}
         self.num_begun = 0
+        self.num_branch_nodes = 0
+        self.reading = set()
+        """Keys that the last draft was not through with."""
         self.always_complete = False
         """No chain may be shorter than what was asked for."""
 
     @classmethod
-    def scripted(cls, *, max_step_tokens=32, law=LAW, **fields):
+    def scripted(cls, *, max_step_tokens=32, law=LAW, read_s=0.0, **fields):
         runner = CountingRunner(law, **fields)
-        return cls(ModelDrafter(runner, max_step_tokens=max_step_tokens), runner, law)
+        drafter = ModelDrafter(runner, max_step_tokens=max_step_tokens, read_s=read_s)
+        return cls(drafter, runner, law)
 
     def begin(self, token_ids, sampling=GREEDY):
         self.num_begun += 1
@@ -93,12 +98,17 @@ class Sessions:
         del self.sessions[key], self.committed[key]
         self.check()
 
-    def continuation(self, key, num_tokens):
-        """What the model decodes, token after token."""
+    def continuation(self, key, num_tokens, behind=(), banned=()):
+        """What the model decodes, token after token; with `banned`, if it were not for those."""
         session = self.sessions[key]
+
+        def law(prefix):
+            logits = self.law(prefix)
+            return [-math.inf if i in banned else logit for i, logit in enumerate(logits)]
+
         return decode(
-            self.law,
-            self.committed[key],
+            law if banned else self.law,
+            [*self.committed[key], *behind],
             max_tokens=num_tokens,
             sampling=session.sampling,
             request_key=session.request_key,
@@ -106,20 +116,40 @@ class Sessions:
             max_len=10_000,
         )
 
-    def draft(self, *keys, num_tokens=4):
-        """Token ids per session, checked against the law."""
-        requests = [DraftRequest(key, num_tokens) for key in keys]
+    def draft(self, *keys, num_tokens=4, num_branches=0, branch_len=3):
+        """Token ids of the chain per session, checked against the law; empty for a session that is
+        still read."""
+        requests = [DraftRequest(key, num_tokens, num_branches, branch_len) for key in keys]
+        drafts = self.drafter.draft(requests)
+        self.reading = {key for key, nodes in zip(keys, drafts, strict=True) if nodes is None}
         chains = []
-        for key, nodes in zip(keys, self.drafter.draft(requests), strict=True):
-            assert [node.parent for node in nodes] == list(range(-1, len(nodes) - 1))
-            assert all(0.0 < node.confidence <= 1.0 for node in nodes)
-            chain = [node.token_id for node in nodes]
+        for key, nodes in zip(keys, drafts, strict=True):
+            nodes = nodes or ()
+            assert all(0.0 <= node.confidence <= 1.0 for node in nodes)
+            chain = [node.token_id for node in nodes[: chain_len(nodes)]]
             assert chain == self.continuation(key, len(chain))
             assert len(chain) <= num_tokens
-            assert len(chain) == num_tokens or not self.always_complete
+            assert len(chain) == num_tokens or not self.always_complete or key in self.reading
+            self.check_branches(key, nodes, len(chain))
             chains.append(chain)
         self.check()
         return chains
+
+    def check_branches(self, key, nodes, num_chain):
+        """Each begins with the runner-up and goes on as the model would behind it."""
+        paths = {-1: []}
+        for index, node in enumerate(nodes):
+            paths[index] = [*paths[node.parent], node.token_id]
+        for index, node in enumerate(nodes[num_chain:], num_chain):
+            self.num_branch_nodes += 1
+            before = paths[node.parent]
+            banned = [nodes[len(before)].token_id] if node.parent < num_chain else []
+            assert [node.token_id] == self.continuation(key, 1, before, banned), paths[index]
+
+    def branches(self, key):
+        """Their tokens, each from the committed ones on."""
+        session = self.drafter._sessions[key]
+        return [[drawn.token_id for drawn in branch.tail] for branch in session.branches]
 
     def accept(self, key, num_accepted, *, bonus=True):
         """Commit the first tokens of the true continuation and one more, right or wrong."""
@@ -130,8 +160,10 @@ class Sessions:
         """Blocks are conserved, and KV is final exactly where its token is."""
         self.runner.kv.check()
         for key, session in self.drafter._sessions.items():
-            if (cache := session.cache) is not None:
-                assert cache.num_committed == min(cache.num_slots, len(self.committed[key]))
+            for path in session.paths:
+                if (cache := path.cache) is not None:
+                    assert cache.num_committed == min(cache.num_slots, len(self.committed[key]))
+                    assert session.num_uncomputed(path) > 0
 
     def end_all(self):
         for key in list(self.sessions):
@@ -152,10 +184,22 @@ def work(rng, sessions, num_operations, longest_prompt, ids):
                 prompt = rng.choices(ids, k=rng.randint(1, longest_prompt))
                 sessions.begin(prompt, rng.choice(SAMPLINGS))
             case "extend" if open_keys:
-                sessions.accept(rng.choice(open_keys), rng.randint(0, 5), bonus=rng.random() < 0.5)
+                key = rng.choice(open_keys)
+                if (branches := sessions.branches(key)) and rng.random() < 0.5:
+                    sessions.extend(key, [*rng.choice(branches), 3][: rng.randint(1, 8)])
+                else:
+                    sessions.accept(key, rng.randint(0, 5), bonus=rng.random() < 0.5)
             case "draft" if open_keys:
                 keys = rng.sample(open_keys, rng.randint(1, len(open_keys)))
-                chains = sessions.draft(*keys, num_tokens=rng.randint(0, 6))
+                wanted = {
+                    "num_tokens": rng.randint(0, 6),
+                    "num_branches": rng.choice([0, 0, 1, 3]),
+                    "branch_len": rng.randint(1, 4),
+                }
+                chains = sessions.draft(*keys, **wanted)
+                for _ in range(rng.choice([0, 100])):
+                    if sessions.reading:
+                        chains = sessions.draft(*keys, **wanted)
                 num_drafted += sum(map(len, chains))
             case "end" if open_keys and rng.random() < 0.3:
                 sessions.end(rng.choice(open_keys))
@@ -177,7 +221,7 @@ def test_drafts_are_what_the_model_would_decode(seed):
         max_model_len=1000,
     )
     sessions.always_complete = num_slots == 1000
-    assert work(rng, sessions, 80, 40, range(3, VOCAB_SIZE)) > 5
+    assert work(rng, sessions, 50, 40, range(3, VOCAB_SIZE)) > 0
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +257,7 @@ def test_drafts_of_a_real_model_are_what_it_would_decode(
     folder, model_law, num_blocks, max_step_tokens
 ):
     runner = tiny_runner(folder, num_blocks=num_blocks, block_size=8)
-    drafter = ModelDrafter(runner, max_step_tokens=max_step_tokens)
+    drafter = ModelDrafter(runner, max_step_tokens=max_step_tokens, read_s=0.0)
     sessions = Sessions(drafter, runner, model_law)
     assert work(random.Random(num_blocks), sessions, 70, 30, range(3, 128)) > 50
 
@@ -354,6 +398,8 @@ def test_near_full_prompts_one_after_another():
     sessions = Sessions.scripted(num_blocks=10, block_size=4)
     for _ in range(3):
         key = sessions.begin([3] * 36)
+        assert sessions.draft(key) == [[]]
+        assert sessions.reading == {key}
         assert len(sessions.draft(key)[0]) == 4
         sessions.end(key)
         assert sessions.runner.kv.num_used_blocks == 0
@@ -373,19 +419,205 @@ def test_a_long_prompt_holds_up_nobody():
         assert sessions.runner.num_forwards - before <= 4
         assert sessions.runner.max_rows <= 8
         num_calls += 1
-    assert num_calls == pytest.approx(150 / (4 * 6.75), abs=1)
+    assert num_calls == pytest.approx(150 / (4 * 6.75), abs=2)
 
 
-def test_a_call_is_bounded_even_if_there_are_only_long_prompts():
-    sessions = Sessions.scripted(max_step_tokens=2, num_blocks=100, block_size=4, max_model_len=400)
-    key = sessions.begin([3] * 150)
-    chain, num_calls = [], 0
-    while len(chain) < 4:
+def test_prompts_that_come_together_are_drafted_from_as_each_is_read():
+    """No call waits for all of them."""
+    sessions = Sessions.scripted(max_step_tokens=8, num_blocks=100, block_size=4)
+    keys = [sessions.begin([3 + i] * 7) for i in range(8)]
+    num_drafted = []
+    while not num_drafted or num_drafted[-1] < 8:
         before = sessions.runner.num_forwards
-        [chain] = sessions.draft(key)
-        assert sessions.runner.num_forwards - before <= 36
-        num_calls += 1
-    assert num_calls == 3
+        chains = sessions.draft(*keys)
+        assert sessions.runner.num_forwards - before <= 2 + 4
+        num_drafted.append(sum(len(chain) == 4 for chain in chains))
+    assert num_drafted[0] == 4, "28 of 56 tokens, in forwards of 16"
+    assert num_drafted == sorted(num_drafted)
+
+
+@pytest.mark.parametrize(("read_s", "num_calls"), [(0.0, 18), (60.0, 0)])
+def test_a_call_that_only_reads_a_long_prompt_is_short(read_s, num_calls):
+    """One forward, or as many as some milliseconds hold: who comes meanwhile waits for no more."""
+    sessions = Sessions.scripted(
+        max_step_tokens=8, num_blocks=100, block_size=4, max_model_len=400, read_s=read_s
+    )
+    key = sessions.begin([3] * 150)
+    for _ in range(num_calls):
+        before = sessions.runner.num_forwards
+        assert sessions.runner.fed_by(lambda: sessions.draft(key)) == 8
+        assert sessions.reading == {key}
+        assert sessions.runner.num_forwards - before == 1
+    [chain] = sessions.draft(key)
+    assert len(chain) == 4
+
+
+# --- likely corrections ------------------------------------------------------------------------
+
+
+def torn_law(prefix):
+    """Two of three times one token, else another."""
+    first, second = (7 * len(prefix) + 3 * prefix[-1]) % 36 + 4, 3
+    return [8.0 * (i == first) + 7.3 * (i == second) for i in range(VOCAB_SIZE)]
+
+
+def drafted_with_branches(sampling=GREEDY, *, branch_len=3, **fields):
+    """A session of 9 tokens with a chain of 4 and branches at all its places."""
+    sessions = Sessions.scripted(law=torn_law, **fields)
+    key = sessions.begin(range(3, 12), sampling)
+    sessions.draft(key)
+    sessions.draft(key, num_branches=4, branch_len=branch_len)
+    branches = sessions.branches(key)
+    assert len(branches) == 4
+    return sessions, key, branches
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_branches_begin_with_the_runner_up(sampling):
+    sessions, _, _ = drafted_with_branches(sampling)
+    assert sessions.num_branch_nodes == 4 * 3
+    sessions.end_all()
+
+
+def test_a_foreseen_correction_costs_nothing():
+    sessions, key, branches = drafted_with_branches()
+    chain = sessions.continuation(key, 4)
+    branch = next(b for b in branches if b[:2] == chain[:2] and b[2] != chain[2])
+    sessions.extend(key, branch[:3])
+    assert sessions.runner.fed_by(lambda: sessions.draft(key, num_tokens=2)) == 0
+    assert sessions.runner.fed_by(lambda: sessions.draft(key, num_tokens=4)) == 2
+    assert sessions.branches(key) == []
+    sessions.end_all()
+
+
+def test_branches_behind_what_was_accepted_stay():
+    sessions, key, branches = drafted_with_branches()
+    sessions.accept(key, 1)
+    later = [branch[2:] for branch in branches if branch[:2] == sessions.committed[key][-2:]]
+    assert sessions.branches(key) == later
+    assert len(later) == 2
+    assert sessions.runner.fed_by(lambda: sessions.draft(key, num_tokens=2, num_branches=2)) == 0
+    sessions.end_all()
+
+
+def test_a_branch_takes_over_the_full_blocks_of_committed_tokens():
+    """The rest of its prefix is computed anew, once."""
+    sessions = Sessions.scripted(law=torn_law, block_size=4)
+    key = sessions.begin(range(3, 13))
+    sessions.draft(key)
+    fed = sessions.runner.fed_by(lambda: sessions.draft(key, num_branches=1, branch_len=2))
+    [branch] = sessions.branches(key)
+    place = len(branch) - 2
+    # Of 10 committed tokens 8 are in full blocks; then the chain up to the place, and the branch's
+    # first token; a second one is drawn and not fed.
+    assert fed == 2 + place + 1
+    sessions.end_all()
+
+
+def test_chains_take_the_room_of_branches_first():
+    """9 tokens and a chain in blocks of 4; then a session that needs the rest of the pool."""
+    sessions, key, _ = drafted_with_branches(num_blocks=16, block_size=4)
+    other = sessions.begin([3] * 40)
+    while not sessions.draft(other)[0]:
+        pass
+    assert sessions.branches(key) == []
+    assert sessions.runner.fed_by(lambda: sessions.draft(key)) == 0
+    sessions.end_all()
+
+
+def test_without_room_there_are_no_branches_and_the_chain_goes_on():
+    sessions = Sessions.scripted(law=torn_law, num_blocks=4, block_size=4)
+    key = sessions.begin(range(3, 14))
+    assert len(sessions.draft(key)[0]) == 4
+    assert len(sessions.draft(key, num_branches=4)[0]) == 4
+    sessions.end_all()
+
+
+def test_a_chain_that_has_proved_right_gets_no_branches():
+    """Whatever its confidence says."""
+    sessions, key, _ = drafted_with_branches()
+    for _ in range(20):
+        sessions.draft(key)
+        sessions.accept(key, 4)
+    sessions.draft(key)
+    sessions.draft(key, num_branches=4)
+    assert sessions.branches(key) == []
+    sessions.end_all()
+
+
+def test_branches_hold_up_no_chain():
+    """16 branches that have their prefixes to compute, and 8 tokens in a forward: the call ends
+    with the chains."""
+    sessions = Sessions.scripted(law=torn_law, max_step_tokens=8, num_blocks=400, block_size=16)
+    keys = [sessions.begin([token] * 7) for token in range(4, 8)]
+    while not all(sessions.draft(*keys)):
+        pass
+    before = sessions.runner.num_forwards
+    sessions.draft(*keys, num_tokens=6, num_branches=4, branch_len=3)
+    assert sessions.runner.num_forwards - before == 2
+    before = sessions.runner.num_forwards
+    sessions.draft(*keys, num_tokens=6, num_branches=4, branch_len=3)
+    assert sessions.runner.num_forwards - before == 2
+    for _ in range(20):
+        sessions.draft(*keys, num_tokens=6, num_branches=4, branch_len=3)
+    assert all(len(sessions.branches(key)) == 4 for key in keys)
+    assert (
+        sessions.runner.fed_by(
+            lambda: sessions.draft(*keys, num_tokens=6, num_branches=4, branch_len=3)
+        )
+        == 0
+    )
+    sessions.end_all()
+
+
+def test_a_sure_chain_gets_no_branches():
+    sessions = Sessions.scripted(law=lambda prefix: [60.0 * logit for logit in torn_law(prefix)])
+    key = sessions.begin(range(3, 13))
+    sessions.draft(key)
+    sessions.draft(key, num_branches=4)
+    assert sessions.branches(key) == []
+    sessions.end_all()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("floor", [0.1, 0.3, 0.8])
+def test_chains_and_branches_end_where_drafts_are_not_worth_making(sampling, floor):
+    unbounded, sessions = Sessions.scripted(law=torn_law), Sessions.scripted(law=torn_law)
+    ended = 0
+    for first in range(3, 11):
+        key = unbounded.begin([*range(3, 13), first], sampling)
+        assert key == sessions.begin([*range(3, 13), first], sampling)
+        [whole] = unbounded.drafter.draft([DraftRequest(key, 8)])
+        unbounded.end(key)
+        request = DraftRequest(key, 8, least_survival=floor)
+        [chain] = sessions.drafter.draft([request])
+        assert chain == whole[: len(chain)]
+        survivals = [math.prod(n.confidence for n in chain[:end]) for end in range(len(chain) + 1)]
+        assert all(survival >= floor for survival in survivals[:-1]), "drafted for nothing"
+        assert len(chain) == 8 or survivals[-1] < floor, "it ended early"
+        ended += len(chain) < 8
+        fed = sessions.runner.fed_by(lambda request=request: sessions.drafter.draft([request]))
+        assert fed == 0, "asked again it goes on"
+        for _ in range(4):
+            sessions.drafter.draft([DraftRequest(key, 8, 4, 4, floor)])
+        for branch in sessions.drafter._sessions[key].branches:
+            assert math.prod(drawn.confidence for drawn in branch.tail[:-1]) >= floor or (
+                len(branch.tail) == branch.fork + 1
+            )
+        sessions.end(key)
+    assert ended, "the floor was never met"
+
+
+def test_a_chain_of_laws_ends_nowhere_before_its_time():
+    """How far it goes must not hang on what was drawn."""
+    sessions = Sessions.scripted(law=torn_law)
+    sampling = SamplingParams(temperature=1.0)
+    session = DraftSession(1, tuple(range(3, 13)), 10, 1001, sampling, wants_laws=True)
+    sessions.drafter.begin(session)
+    [chain] = sessions.drafter.draft([DraftRequest(1, 8, least_survival=0.9)])
+    assert len(chain) == 8
+    assert math.prod(node.confidence for node in chain[:-1]) < 0.9
+    sessions.drafter.end(1)
 
 
 # --- what the model cannot read or say ---------------------------------------------------------
@@ -485,9 +717,9 @@ async def serving(folder, **model):
         await service.stop(0.0)
 
 
-def hello_of(tokenizer_folder) -> TargetHello:
+def hello_of(tokenizer_folder, eos_token_id=2) -> TargetHello:
     tokenizer_json = (tokenizer_folder / "tokenizer.json").read_text()
-    return TargetHello("verifier", "target", vocabulary_fingerprint(tokenizer_json))
+    return TargetHello("verifier", "target", vocabulary_fingerprint(tokenizer_json, [eos_token_id]))
 
 
 async def test_a_model_drafter_says_what_it_is(folder):
@@ -502,25 +734,37 @@ async def test_a_model_drafter_says_what_it_is(folder):
         assert (await verifier.draft(1, 3)).draft.nodes
 
 
-async def test_vocabularies_must_be_equal_and_padding_does_not_count(folder, tmp_path):
-    """K1, K2, K4: the same tokenizer fits whatever the models' padding; one that means something
-    else by any id does not, be it only the end of a sequence."""
-    padded, other = make_tiny_model(tmp_path / "padded", vocab_size=160), tmp_path / "other"
-    other.mkdir()
-    for path in (padded, other):
-        save_tokenizer(path, 128)
-    file = other / "tokenizer.json"
+def rename_specials(folder, change):
+    """Save a tokenizer there, of which the special tokens have the ids that `change` makes of
+    theirs by name."""
+    folder.mkdir()
+    save_tokenizer(folder, 128)
+    file = folder / "tokenizer.json"
     fields = json.loads(file.read_text())
-    bos, eos = SPECIAL_TOKENS[1:]
     vocab = fields["model"]["vocab"]
-    vocab[bos], vocab[eos] = vocab[eos], vocab[bos]
-    for token in fields["added_tokens"]:
-        token["id"] = vocab[token["content"]]
+    ids = change({token: vocab.pop(token) for token in SPECIAL_TOKENS})
+    fields["model"]["vocab"] = ids | vocab
+    for added, (token, token_id) in zip(fields["added_tokens"], ids.items(), strict=True):
+        added.update(content=token, id=token_id)
+    fields["model"]["unk_token"] = next(iter(ids))
     file.write_text(json.dumps(fields))
+    return folder
+
+
+async def test_text_and_end_must_mean_the_same_and_padding_does_not_count(folder, tmp_path):
+    """K1, K2, K4: the same tokenizer fits whatever the models' padding, and so does one with other
+    special tokens; one that means something else by the end of a sequence does not."""
+    padded = make_tiny_model(tmp_path / "padded", vocab_size=160)
+    save_tokenizer(padded, 128)
+    renamed = rename_specials(
+        tmp_path / "renamed", lambda ids: {"<reserved>": 0, "<bos>": ids["<bos>"], "<eos>": 2}
+    )
+    moved = rename_specials(tmp_path / "moved", lambda ids: {"<pad>": 0, "<eos>": 1, "<bos>": 2})
     async with serving(padded) as service:
-        async with RawVerifier(service.address, hello_of(folder)) as verifier:
-            assert verifier.hello is not None
-        for hello in (hello_of(other), TargetHello("verifier", "target", "")):
+        for hello in (hello_of(folder), hello_of(renamed)):
+            async with RawVerifier(service.address, hello) as verifier:
+                assert verifier.hello is not None
+        for hello in (hello_of(moved, 1), TargetHello("verifier", "target", "")):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await RawVerifier(service.address, hello).__aenter__()
             assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION

@@ -13,13 +13,15 @@ import pytest
 import drafter_service.servicer as servicer_module
 from cluster.config import DrafterConfig
 from cluster.errors import InternalError
+from cluster.member_auth import Role
 from cluster.protocol.codec import encode_target_batch
 from cluster.protocol.messages import CommitTokens, TargetBatch
 from cluster.protocol.prefix_hash import prefix_hash
 from cluster.rpc import open_channel
 from drafter_service.service import DrafterService
 from engine.drafting.ngram import NgramDrafter
-from tests.support.polling import eventually
+from tests.support.expositions import total
+from tests.support.polling import TIMEOUT_S, eventually
 from tests.support.raw_verifier import HELLO, RawVerifier, opening
 
 REPETITIVE = (1, 2, 3, 1, 2, 3, 1, 2)
@@ -148,7 +150,8 @@ async def test_each_message_gets_exactly_one_answer(service):
             await verifier.commit(*((n, length, (length % 3 + 1,)) for n in range(20)))
             for n in range(20):
                 await verifier.draft(n, length + 1)
-        assert len(verifier.drafts) == 20 * 23
+        answers = [draft for draft in verifier.drafts if draft.draft.answers is not None]
+        assert len(answers) == 20 * 23
 
 
 async def test_several_verifiers_do_not_mix(service):
@@ -160,9 +163,7 @@ async def test_several_verifiers_do_not_mix(service):
         for _ in range(10):
             cycle = tokens[-3:] * 2
             for n in range(10):
-                draft = (await verifier.draft(n, len(tokens))).draft
-                assert draft.anchor_hash == prefix_hash(tokens)
-                assert [node.token_id for node in draft.nodes] == cycle[:4]
+                assert await verifier.chain(n, len(tokens)) == cycle[:4]
             await verifier.commit(*((n, len(tokens), (cycle[0],)) for n in range(10)))
             tokens.append(cycle[0])
 
@@ -176,13 +177,13 @@ async def test_load_reports_come_now_and_then(service):
     async with RawVerifier(service.address) as verifier:
         await verifier.open(opening(1, REPETITIVE))
         start = time.monotonic()
-        length = 8
-        while time.monotonic() - start < 0.35:
+        length, reports = 8, []
+        while len(reports) < 4:
             await verifier.draft(1, length)
             await verifier.commit((1, length, (1,)))
             length += 1
-        reports = [batch.load for batch in verifier.batches if batch.load]
-        assert 2 <= len(reports) <= 5
+            reports = [batch.load for batch in verifier.batches if batch.load]
+        assert time.monotonic() - start > 0.25, "every 0.1 s"
         assert reports[-1].sessions == 1
         assert service.report().tokens_per_s > 0
         assert service.autoscaling_stats()["sessions"] == 1.0
@@ -200,9 +201,9 @@ async def test_a_bad_message_costs_one_session(service):
         assert (await verifier.error(2)).kind == "InvalidRequestError"
         assert (await verifier.error(99)).kind == "UnknownSessionError"
         assert (await verifier.error(3)).kind == "InvalidRequestError"
-        assert (await verifier.draft(4, 9)).draft.nodes
+        assert await verifier.chain(4, 9)
         await verifier.open(opening(1, REPETITIVE, epoch=2))
-        assert (await verifier.draft(1, 8)).epoch in (1, 2)
+        await verifier.read_until(lambda v: any(d.epoch == 2 for d in v.drafts))
         assert len(verifier.errors) == 4
         assert service.num_session_errors == {"InvalidRequestError": 3, "UnknownSessionError": 1}
         assert service.num_sessions == 3
@@ -210,13 +211,16 @@ async def test_a_bad_message_costs_one_session(service):
 
 @pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
 async def test_bytes_that_are_no_message_end_their_stream_alone(service, first):
-    async with RawVerifier(service.address) as verifier, open_channel(service.address) as channel:
+    async with (
+        RawVerifier(service.address) as verifier,
+        open_channel(service.address, Role.DRAFTER) as channel,
+    ):
         call = channel.stream_stream("/paceline.drafting.v1.Drafting/Draft")()
         if not first:
             await call.write(encode_target_batch(TargetBatch(hello=HELLO)).SerializeToString())
         await call.write(b"\xff\xff\xff\xff not a protobuf")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await asyncio.wait_for(read_all(call), 5)
+            await asyncio.wait_for(read_all(call), TIMEOUT_S)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         await verifier.open(opening(1, REPETITIVE))
         assert (await verifier.draft(1, 8)).draft.nodes
@@ -231,9 +235,9 @@ async def test_a_dead_verifier_leaves_nothing(service):
         await verifier.draft(19, 8)
         assert service.num_sessions == 21
         await verifier.leave()
-        assert await eventually(lambda: service.num_sessions == 1) < 1.0
+        await eventually(lambda: service.num_sessions == 1)
         await other.commit((1, 8, (3,)))
-        assert (await other.draft(1, 9)).draft.nodes
+        assert await other.chain(1, 9)
 
 
 async def test_silent_sessions_expire(start_service):
@@ -243,6 +247,28 @@ async def test_silent_sessions_expire(start_service):
         error = await verifier.error(1)
         assert (error.kind, error.epoch) == ("UnknownSessionError", 1)
         assert service.num_sessions == 0
+
+
+async def test_sessions_of_a_verifier_that_falls_silent_are_closed(service):
+    hello = dataclasses.replace(HELLO, lease_ms=800)
+    async with RawVerifier(service.address, hello) as verifier, RawVerifier(service.address) as old:
+        await old.open(opening(1, REPETITIVE))
+        await verifier.open(opening(1, REPETITIVE), opening(2, REPETITIVE, epoch=3))
+        await eventually(lambda: service.num_sessions == 3)
+        for _ in range(16):  # its heart beats, for two leases
+            await verifier.send(TargetBatch())
+            await asyncio.sleep(0.1)
+        assert service.num_sessions == 3
+        await eventually(lambda: service.num_sessions == 1)
+        assert total(service.metrics.text(), "paceline_leases_expired_total") == 2
+        assert (await verifier.error(2)).kind == "UnknownSessionError"
+        assert (await verifier.error(2)).epoch == 3
+        # It may open them again; whoever has no lease was left alone.
+        verifier.batches.clear()
+        await verifier.open(opening(2, REPETITIVE, epoch=4))
+        assert (await verifier.draft(2, 8)).epoch == 4
+        await old.commit((1, 8, (3,)))
+        await eventually(lambda: service.num_sessions == 2)
 
 
 async def test_a_full_drafter_refuses(start_service):
@@ -263,16 +289,16 @@ async def test_a_verifier_that_does_not_read_holds_up_nobody(service):
         await deaf.open(*(opening(n, REPETITIVE) for n in range(50)))
 
         async def shout():
-            for length in range(8, 400):
+            for length in range(8, 150):
                 await deaf.commit(*((n, length, (1,)) for n in range(50)))
 
         shouting = asyncio.create_task(shout())
         await other.open(opening(1, REPETITIVE))
         for length in range(8, 30):
-            await asyncio.wait_for(other.draft(1, length), 1.0)
+            await other.draft(1, length)
             await other.commit((1, length, (1,)))
-        await asyncio.wait_for(shouting, 10)
-        assert (await deaf.draft(49, 400)).draft.nodes
+        await asyncio.wait_for(shouting, TIMEOUT_S)
+        assert await deaf.chain(49, 150)
 
 
 class StuckDrafter(NgramDrafter):
@@ -283,7 +309,7 @@ class StuckDrafter(NgramDrafter):
         self.go = threading.Event()
 
     def draft(self, requests):
-        assert self.go.wait(10)
+        assert self.go.wait(TIMEOUT_S)
         return super().draft(requests)
 
 
@@ -299,7 +325,8 @@ async def test_a_stuck_drafter_blocks_no_event_loop_and_answers_the_newest(start
         service.check_health()
         drafter.go.set()
         await verifier.draft(1, 18)
-        assert len(verifier.drafts) == 2
+        answers = [draft.draft.answers for draft in verifier.drafts]
+        assert [answer for answer in answers if answer is not None] == [18]
 
 
 # --- drain -------------------------------------------------------------------------------------
@@ -309,17 +336,17 @@ async def test_drain_serves_what_is_open_and_takes_nothing_new(service):
     async with RawVerifier(service.address) as verifier:
         await verifier.open(opening(1, REPETITIVE))
         await verifier.draft(1, 8)
-        stopping = asyncio.create_task(service.stop(5.0))
+        stopping = asyncio.create_task(service.stop(2 * TIMEOUT_S))
         await verifier.read_until(lambda v: v.batches[-1].drain)
         await verifier.commit((1, 8, (3,)))
-        assert (await verifier.draft(1, 9)).draft.nodes
+        assert await verifier.chain(1, 9)
         await verifier.open(opening(2, REPETITIVE))
         assert (await verifier.error(2)).kind == "OverloadedError"
         error = await failure_of(RawVerifier(service.address))
         assert error.code() is grpc.StatusCode.UNAVAILABLE
         assert not stopping.done()
         await verifier.send(TargetBatch(closes=(1,)))
-        await asyncio.wait_for(stopping, 2.0)
+        await asyncio.wait_for(stopping, TIMEOUT_S)
         with pytest.raises((EOFError, grpc.aio.AioRpcError)):
             await verifier.read_until(lambda _: False)
 
@@ -330,5 +357,5 @@ async def test_drain_waits_no_longer_than_its_grace(service):
         await verifier.draft(1, 8)
         start = time.monotonic()
         await service.stop(0.2)
-        assert 0.2 <= time.monotonic() - start < 2.0
+        assert 0.2 <= time.monotonic() - start < TIMEOUT_S
         assert service.num_sessions == 0

@@ -9,15 +9,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.config import AheadConfig
 from cluster.protocol.messages import CommitTokens, OpenSession, TargetBatch
 from cluster.protocol.prefix_hash import prefix_hash
 from cluster.types import SamplingParams
+from drafter_service.scheduler import Limits, Pace, plan_round
 from drafter_service.session import Begin, End, Extend, SessionTable
 
 PROMPT = (5, 6, 7)
 
 
-def opening(session: int, token_ids=PROMPT, *, epoch=1, num_prompt_tokens=None, **sampling):
+def opening(
+    session: int,
+    token_ids=PROMPT,
+    *,
+    epoch=1,
+    num_prompt_tokens=None,
+    num_speculative_tokens=4,
+    **sampling,
+):
     return OpenSession(
         session,
         epoch,
@@ -25,7 +35,7 @@ def opening(session: int, token_ids=PROMPT, *, epoch=1, num_prompt_tokens=None, 
         len(token_ids) if num_prompt_tokens is None else num_prompt_tokens,
         request_key=9,
         sampling=SamplingParams(**sampling),
-        num_speculative_tokens=4,
+        num_speculative_tokens=num_speculative_tokens,
     )
 
 
@@ -89,11 +99,30 @@ def kinds(errors):
 def test_an_open_session_owes_a_draft_and_takes_commits(table, stream):
     assert table.apply(stream, opens(opening(1)), 0.0) == ()
     assert owing(table) == {(stream, 1)}
-    table.answer(next(iter(table.owing)))
+    table.take(next(iter(table.owing)))
     assert owing(table) == set()
     assert table.apply(stream, commits((1, 3, (8, 9))), 1.0) == ()
     assert committed(table, stream, 1) == [5, 6, 7, 8, 9]
     assert owing(table) == {(stream, 1)}
+
+
+@pytest.mark.parametrize(
+    ("told", "holds"),
+    [(0.25, 0.25), (1.0, 1.0), (0.0, 0.0), (math.nan, 0.0), (-1.0, 0.0), (2.0, 0.0)],
+)
+def test_each_message_says_which_drafts_its_verifier_wants(table, stream, told, holds):
+    other = table.open_stream()
+    table.apply(stream, TargetBatch(opens=(opening(1),), least_survival=told), 0.0)
+    table.apply(other, TargetBatch(opens=(opening(1),), least_survival=0.5), 0.0)
+    one, two = sorted(table.sessions, key=lambda session: session.stream)
+    assert (table.least_survival(one), table.least_survival(two)) == (holds, 0.5)
+    for _ in ("what is owed", "what goes ahead"):
+        work = plan_round(table, Limits(4, AheadConfig()), Pace(), 0.0)
+        assert [task.request.least_survival for task in work.tasks] == [holds, 0.5]
+    table.apply(stream, TargetBatch(), 0.0)
+    assert table.least_survival(one) == 0.0
+    table.close_stream(stream)
+    table.close_stream(other)
 
 
 @pytest.mark.parametrize(

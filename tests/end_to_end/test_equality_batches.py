@@ -1,5 +1,6 @@
 """The real model in bfloat16 gives the same tokens at any batch size, cut into any chunks, with and
-without the prefix cache, behind drafts, and preempted at any step. Nothing is forgiven."""
+without the prefix cache, behind drafts, and preempted at any step. Nothing is forgiven.
+`make test` takes half of the requests."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ Tokens = list[list[int]]
 
 @dataclass
 class Requests:
-    """32 of them; every eighth is a conversation that starts like another."""
+    """Every eighth is a conversation that starts like another."""
 
     prompt_ids: Tokens
     vocab_size: int
@@ -54,12 +55,15 @@ def runner() -> ModelRunner:
     return ModelRunner(load_model(ModelConfig()), KVCacheConfig(num_blocks=400))
 
 
-@pytest.fixture(scope="module")
-def requests(runner: ModelRunner) -> Requests:
+@pytest.fixture(
+    scope="module", params=[2, pytest.param(1, marks=pytest.mark.long)], ids=["half", "all"]
+)
+def requests(request: pytest.FixtureRequest, runner: ModelRunner) -> Requests:
+    """Of the first 32 prompts every one, or every second one."""
     tokenizer = Tokenizer.from_str(runner.card.tokenizer_json)
-    encoded = [tokenizer.encode(text).ids[:60] for text in prompts.ALL[:32]]
+    encoded = [tokenizer.encode(text).ids[:60] for text in prompts.ALL[: 32 : request.param]]
     encoded[0] = max(encoded, key=len)
-    for index in range(8, 32, 8):
+    for index in range(8, len(encoded), 8):
         encoded[index] = encoded[0] + encoded[index]
     return Requests(encoded, runner.vocab_size)
 
@@ -82,7 +86,7 @@ def expected(runner: ModelRunner, requests: Requests) -> Tokens:
     driver = EngineDriver(runner, scheduler=scheduler)
     seqs = requests.submit_to(driver)
     tokens = tokens_of(driver.run(), seqs)
-    assert len({tuple(t) for t in tokens}) > 25
+    assert len({tuple(t) for t in tokens}) > 0.75 * len(tokens)
     return tokens
 
 
@@ -117,17 +121,18 @@ def test_batches_chunks_preemption_and_drafts_change_nothing(
     )
     seqs = requests.submit_to(driver)
     scheduler, num_preempted = driver.engine._scheduler, 0
+    preempted_share = 0.2 if batch_size < 32 else 0.7  # A large batch takes few steps.
     while not all(result.ended for result in driver.results.values()):
         chunk = rng.choice([1, 3, 17, 64, 256])
         scheduler.config = scheduler.config.model_copy(update={"max_prefill_chunk_tokens": chunk})
-        if scheduler.running and rng.random() < 0.1:
+        if scheduler.running and rng.random() < preempted_share:
             scheduler._preempt_newest()
             num_preempted += 1
         driver.step()
     assert tokens_of(driver.results, seqs) == expected
     finishes = [driver.results[seq].finish for seq in seqs]
     assert num_preempted > 2
-    assert sum(finish.stats.num_accepted_tokens for finish in finishes if finish) > 50
+    assert sum(finish.stats.num_accepted_tokens for finish in finishes if finish) > 1.5 * len(seqs)
     assert (runner.kv.num_hit_tokens > 0) == prefix_cache
 
 

@@ -6,6 +6,7 @@ Real gRPC on both sides; the drafter is a process of its own where it is to be k
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 
 import pytest
@@ -15,12 +16,14 @@ from cluster.load import DrafterState
 from cluster.types import GenerationRequest, Path, SamplingParams
 from tests.support.drafter_process import DrafterProcess
 from tests.support.generation import during, running_verifier
-from tests.support.polling import eventually
+from tests.support.polling import TIMEOUT_S, eventually
 from tests.support.scripted_drafter import ScriptedDrafter, misbehaviours
 from tests.support.tiny_models import make_tiny_model
 
 VOCAB_SIZE = 128
-NUM_TOKENS = 40
+NUM_TOKENS, MANY_TOKENS = 40, 150
+SERVED = {"dtype": "float32", "draft_deadline_ms": 200.0}
+"""In time a draft comes on a busy machine too."""
 SAMPLINGS = [
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.3),
@@ -37,7 +40,7 @@ def requests(
     computes its prompts by itself, but for one that takes what is cached from another."""
     rng = random.Random(7)
     made = []
-    for index in range(20):
+    for index in range(15):
         word = [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.choice([1, 3, 5]))]
         filler = [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.choice([0, 2, 40]))]
         prompt = (word * rng.choice([1, 4, 50]) + filler + word)[:300]
@@ -64,8 +67,17 @@ def ids(answers):
     return [answer.token_ids for answer in answers]
 
 
+async def until_accepted(verifier, tag):
+    """Answers with accepted drafts: some are over before their session is open."""
+    answers, attempts = [], itertools.count()
+    async with asyncio.timeout(TIMEOUT_S):
+        while not any(answer.stats.num_accepted_tokens for answer in answers):
+            answers = await verifier.generate(requests(f"{tag}-{next(attempts)}"))
+    return answers
+
+
 async def test_every_way_gives_the_same_ids(model):
-    async with running_verifier(model, dtype="float32") as verifier:
+    async with running_verifier(model, **SERVED) as verifier:
         alone = []
         for request in requests("alone"):
             alone += ids(await verifier.generate([request], path=Path.PLAIN))
@@ -79,9 +91,8 @@ async def test_every_way_gives_the_same_ids(model):
 
         async with DrafterProcess() as drafter:
             await verifier.use_drafters(drafter.member)
-            drafted = await verifier.generate(requests("drafted"))
+            drafted = await until_accepted(verifier, "drafted")
             assert ids(drafted) == alone
-            assert sum(answer.stats.num_accepted_tokens for answer in drafted) > 0
 
         for name, answer in misbehaviours(VOCAB_SIZE).items():
             async with ScriptedDrafter(answer) as drafter:
@@ -92,25 +103,24 @@ async def test_every_way_gives_the_same_ids(model):
 
 async def test_the_planner_changes_nothing_but_speed(model):
     async with (
-        running_verifier(model, dtype="float32", planner="goodput") as verifier,
+        running_verifier(model, **SERVED, planner="goodput") as verifier,
         DrafterProcess() as drafter,
     ):
         plain = await verifier.generate(requests("plain"), path=Path.PLAIN)
         await verifier.use_drafters(drafter.member)
-        planned = await verifier.generate(requests("planned"))
+        planned = await until_accepted(verifier, "planned")
         assert ids(planned) == ids(plain)
-        assert sum(answer.stats.num_draft_tokens for answer in planned) > 0
         assert verifier.service.load().knee_tokens > 0
 
 
 async def test_depth_and_limits_change_without_a_restart_and_nothing_else_does(model):
-    async with running_verifier(model, dtype="float32") as verifier, DrafterProcess() as drafter:
+    async with running_verifier(model, **SERVED) as verifier, DrafterProcess() as drafter:
         await verifier.use_drafters(drafter.member)
         service = verifier.service
         now = service.config
         shallow = now.speculation.model_copy(update={"num_speculative_tokens": 1})
         service.reconfigure(now.model_copy(update={"speculation": shallow}))
-        answers = await verifier.generate(requests("shallow"))
+        answers = await until_accepted(verifier, "shallow")
         assert max(len(answer.stats.drafted_per_position) for answer in answers) == 1
         for section, update in (
             ("speculation", {"planner": "goodput"}),
@@ -122,16 +132,16 @@ async def test_depth_and_limits_change_without_a_restart_and_nothing_else_does(m
 
 
 async def test_health_fails_when_the_engine_has_ended(model):
-    async with running_verifier(model, dtype="float32") as verifier:
+    async with running_verifier(model, **SERVED) as verifier:
         verifier.service.check_health()
-        verifier.service._engine.stop(5.0)
+        verifier.service._engine.stop(60.0)
         with pytest.raises(InternalError, match="ended"):
             verifier.service.check_health()
 
 
 async def test_a_drafter_killed_in_the_middle_of_answers_changes_nothing(model):
-    async with running_verifier(model, dtype="float32") as verifier, DrafterProcess() as drafter:
-        expected = ids(await verifier.generate(requests("plain"), path=Path.PLAIN))
+    async with running_verifier(model, **SERVED) as verifier, DrafterProcess() as drafter:
+        expected = ids(await verifier.generate(requests("plain", MANY_TOKENS), path=Path.PLAIN))
         await verifier.use_drafters(drafter.member)
         accepted = asyncio.Event()
 
@@ -140,7 +150,9 @@ async def test_a_drafter_killed_in_the_middle_of_answers_changes_nothing(model):
                 accepted.set()
 
         answers = await during(
-            verifier.generate(requests("killed"), on_tokens=watch), accepted, drafter.kill
+            verifier.generate(requests("killed", MANY_TOKENS), on_tokens=watch),
+            accepted,
+            drafter.kill,
         )
         assert ids(answers) == expected
         assert verifier.num_ready_drafters == 0
@@ -149,8 +161,8 @@ async def test_a_drafter_killed_in_the_middle_of_answers_changes_nothing(model):
 
 
 async def test_a_drafter_that_hangs_costs_no_more_than_its_deadline(model):
-    async with running_verifier(model, dtype="float32") as verifier, DrafterProcess() as drafter:
-        expected = ids(await verifier.generate(requests("plain"), path=Path.PLAIN))
+    async with running_verifier(model, **SERVED) as verifier, DrafterProcess() as drafter:
+        expected = ids(await verifier.generate(requests("plain", MANY_TOKENS), path=Path.PLAIN))
         await verifier.use_drafters(drafter.member)
         accepted = asyncio.Event()
 
@@ -159,7 +171,9 @@ async def test_a_drafter_that_hangs_costs_no_more_than_its_deadline(model):
                 accepted.set()
 
         answers = await during(
-            verifier.generate(requests("hung"), on_tokens=watch), accepted, drafter.stop
+            verifier.generate(requests("hung", MANY_TOKENS), on_tokens=watch),
+            accepted,
+            drafter.stop,
         )
         assert drafter.is_stopped()
         assert ids(answers) == expected
@@ -167,11 +181,11 @@ async def test_a_drafter_that_hangs_costs_no_more_than_its_deadline(model):
 
 async def test_another_drafter_takes_over(model):
     async with (
-        running_verifier(model, dtype="float32") as verifier,
+        running_verifier(model, **SERVED) as verifier,
         DrafterProcess() as first,
         DrafterProcess() as second,
     ):
-        expected = ids(await verifier.generate(requests("plain"), path=Path.PLAIN))
+        expected = ids(await verifier.generate(requests("plain", MANY_TOKENS), path=Path.PLAIN))
         await verifier.use_drafters(first.member, second.member)
         accepted = asyncio.Event()
 
@@ -180,32 +194,32 @@ async def test_another_drafter_takes_over(model):
                 accepted.set()
 
         answers = await during(
-            verifier.generate(requests("moved"), on_tokens=watch), accepted, first.kill
+            verifier.generate(requests("moved", MANY_TOKENS), on_tokens=watch), accepted, first.kill
         )
         assert ids(answers) == expected
         assert verifier.num_ready_drafters == 1
 
 
 async def test_a_restarted_drafter_is_used_again(model):
-    async with running_verifier(model, dtype="float32") as verifier:
+    async with running_verifier(model, **SERVED) as verifier:
         async with DrafterProcess() as first:
             await verifier.use_drafters(first.member)
             await first.kill()
         async with DrafterProcess() as second:
             await verifier.use_drafters(second.member)
-            answers = await verifier.generate(requests("again"))
-            assert sum(answer.stats.num_accepted_tokens for answer in answers) > 0
+            assert await until_accepted(verifier, "again")
 
 
 async def test_without_any_drafter_everything_is_served_plain(model):
-    async with running_verifier(model, dtype="float32") as verifier:
+    async with running_verifier(model, **SERVED) as verifier:
         answers = await verifier.generate(requests("nobody"))
         assert all(len(answer.token_ids) == NUM_TOKENS for answer in answers)
         assert all(answer.stats.num_draft_tokens == 0 for answer in answers)
 
 
+@pytest.mark.alone
 async def test_a_router_that_leaves_frees_everything_within_a_second(model):
-    async with running_verifier(model, dtype="float32") as verifier, DrafterProcess() as drafter:
+    async with running_verifier(model, **SERVED) as verifier, DrafterProcess() as drafter:
         await verifier.use_drafters(drafter.member)
         streams = [verifier.client.submit(request) for request in requests("leaver", 500)]
         await anext(streams[0])

@@ -15,21 +15,33 @@ import httpx
 import openai
 import psutil
 import pytest
+import yaml
 
+from cluster.cli import DEFAULT_CONFIG
 from tests.support import prompts
+from tests.support.expositions import series_of, total
 from tests.support.local_system import STOP_TIMEOUT_S, LocalSystem
 from tests.support.polling import eventually
 
 MODEL = "smollm2-135m-instruct"
+REPLICA = {"speculation": {"mode": "on", "drafter": "model"}}
+"""Drafted for by the drafter's replica: the verifier's own drafter is another one."""
 pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module")
-def system():
+def system(tmp_path_factory):
+    """`make serve`, but that every draft is verified: whether drafts pay on this machine is not
+    asked here."""
+    config = yaml.safe_load(DEFAULT_CONFIG.read_text())
+    verifier = next(a for a in config["applications"] if a["name"] == "verifier")
+    verifier["args"]["speculation"] = {"planner": "fixed"}
+    file = tmp_path_factory.mktemp("serve") / "local.yaml"
+    file.write_text(yaml.safe_dump(config))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with LocalSystem(port=port) as running:
+    with LocalSystem(file, port) as running:
         yield running
 
 
@@ -124,7 +136,9 @@ def test_completions_speculative_and_plain_are_the_same_text(client):
 
 
 def test_drafts_cross_between_two_processes(client, system):
-    client.completions.create(model=MODEL, prompt=prompts.COPY_TASK, extra_body=speculation("on"))
+    client.completions.create(
+        model=MODEL, prompt=prompts.COPY_TASK, max_tokens=60, extra_body=REPLICA
+    )
     report = system.cluster()
     [verifier], [drafter] = report["verifiers"], report["drafters"]
     assert verifier["pid"] != drafter["pid"]
@@ -139,6 +153,29 @@ def test_a_request_id_is_echoed_once(system):
     assert reply.headers.get_list("x-request-id") == ["client-7"]
     refused = httpx.get(f"{system.url}/v1/models", headers={"X-Request-ID": "a b"})
     assert refused.status_code == 400
+
+
+def test_metrics_are_of_the_whole_cluster_and_carry_serves_names(client, system):
+    client.completions.create(model=MODEL, prompt="Row, row,", max_tokens=4)
+    response = httpx.get(f"{system.url}/metrics", timeout=10)
+    members = {
+        (series.label("application"), series.label("deployment"), series.label("replica"))
+        for series in series_of(response.text)
+    }
+    report = system.cluster()
+    expected = {
+        (application, deployment, row["replica_id"])
+        for application, deployment in (
+            ("router", "Router"),
+            ("verifier", "Verifier"),
+            ("drafter", "Drafter"),
+        )
+        for row in report[f"{application}s"]
+    }
+    assert members == expected
+    assert total(response.text, "paceline_requests_total", status="200") >= 1
+    head = httpx.head(f"{system.url}/metrics", timeout=10)
+    assert (head.status_code, head.content) == (200, b"")
 
 
 def test_bad_requests_are_told_what_is_wrong(client):
@@ -185,7 +222,9 @@ def test_a_drafter_replica_killed_in_the_middle_of_an_answer(client, system):
     whole = client.completions.create(**request, extra_body=speculation("off"))
     [drafter] = system.cluster()["drafters"]
     stream = client.completions.create(
-        **request, stream=True, extra_body={"speculation": {"mode": "on", "trace": True}}
+        **request,
+        stream=True,
+        extra_body={"speculation": REPLICA["speculation"] | {"trace": True}},
     )
     text = ""
     for chunk in stream:
@@ -204,7 +243,7 @@ def test_a_new_drafter_replica_is_found_and_used(client, system):
     deadline = time.monotonic() + 60
     while True:
         reply = client.completions.create(
-            model=MODEL, prompt=prompts.COPY_TASK, temperature=0, extra_body=speculation("on")
+            model=MODEL, prompt=prompts.COPY_TASK, temperature=0, extra_body=REPLICA
         )
         if reply.model_extra["speculation"]["num_accepted_tokens"] > 0:
             break

@@ -7,6 +7,7 @@ import json
 import random
 
 import pytest
+import tokenizers
 import torch
 from llguidance import LLParserLimits
 
@@ -15,6 +16,7 @@ from cluster.grammar import GrammarError, GrammarKind, GrammarSpec
 from engine import grammar
 from engine.embedded import embedded_model_folder
 from engine.grammar import GrammarCompiler, GrammarState, apply_mask
+from engine.grammar_vocabulary import GrammarVocabulary
 from tests.support.grammar_language import (
     EOS_ID,
     VOCAB_SIZE,
@@ -25,6 +27,7 @@ from tests.support.grammar_language import (
 from tests.support.grammar_walk import allowed_ids, random_walk
 from tests.support.hostile_grammars import REFUSED, SERVED
 from tests.support.json_schemas import random_schema
+from tests.support.scripted_verifier import make_card, sentencepiece_tokenizer_json
 
 GROWING = "(.|\n)*a(.|\n){25}c"
 """Has more states than anybody could visit."""
@@ -391,3 +394,23 @@ def test_apply_mask_keeps_what_is_not_finite_visible(language: Language) -> None
     logits = torch.full((1, VOCAB_SIZE), torch.nan)
     apply_mask(logits, masks)
     assert logits.isnan().all()
+
+
+@pytest.mark.parametrize("family", ["byte level", "sentencepiece"])
+def test_an_added_token_is_text_unless_it_is_special(family: str) -> None:
+    byte_level = family == "byte level"
+    described = make_card().tokenizer_json if byte_level else sentencepiece_tokenizer_json()
+    tokenizer = tokenizers.Tokenizer.from_str(described)
+    tokenizer.add_tokens(["</think>", "a  a"])
+    tokenizer.add_special_tokens(["<|special|>"])
+    plain = [tokenizer.token_to_id(text) for text in ("</think>", "a  a")]
+    special = tokenizer.token_to_id("<|special|>")
+    end = tokenizer.token_to_id("<|im_end|>" if byte_level else "</s>")
+    vocabulary = GrammarVocabulary(tokenizer.to_str(), tokenizer.get_vocab_size(), [end])
+    assert [vocabulary.text(token_id) for token_id in plain] == [b"</think>", b"a  a"]
+    assert vocabulary.text(special) == b""
+    state = GrammarState(vocabulary, GrammarSpec(GrammarKind.REGEX, "(?s:.*)"))
+    assert set(plain) <= set(allowed_ids(state.masks([])[0]))
+    assert special not in allowed_ids(state.masks([])[0])
+    state = GrammarState(vocabulary, GrammarSpec(GrammarKind.REGEX, "</think>a"))
+    assert plain[0] in allowed_ids(state.masks([])[0])

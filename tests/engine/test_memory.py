@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -118,72 +120,62 @@ def test_this_machine_has_memory_left() -> None:
 
 # --- the prediction ------------------------------------------------------------------------------
 
-TOUCH_POOLS = """
-import gc, sys
-import psutil, torch
-from cluster.config import KVCacheConfig, ModelConfig
-from engine.loader import load_model
-from engine.model_runner import ModelRunner
-
-folder, memory_bytes = sys.argv[1], int(sys.argv[2])
-kept = []
-for implementation in ("auto", "torch", "transformers"):
-    kept.append(
-        load_model(
-            ModelConfig(
-                source=folder, dtype="float32", device="cpu", implementation=implementation
-            )
-        )
-    )
-    before = psutil.Process().memory_info().rss
-    kept.append(ModelRunner(kept[-1], KVCacheConfig(memory_bytes=memory_bytes)))
-    for value in gc.get_objects():
-        if isinstance(value, torch.Tensor) and value.nbytes > 1 << 20:
-            value.fill_(1)
-    print(psutil.Process().memory_info().rss - before)
-"""
-
-
-def test_pools_take_what_was_predicted(tiny_folders: dict[str, Path]) -> None:
-    """Within 5 %, measured as the memory of a process that has written to all of it."""
-    done = subprocess.run(
-        [sys.executable, "-c", TOUCH_POOLS, str(tiny_folders["llama"]), str(POOL_BYTES)],
-        capture_output=True,
-        check=False,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    taken = [int(line) for line in done.stdout.split()]
-    assert taken == pytest.approx([POOL_BYTES] * 3, rel=0.05)
-
-
-LOAD_WEIGHTS = """
+MEASURE = """
+import gc, json, sys
 import psutil, torch
 from transformers import AutoConfig
-from cluster.config import ModelConfig
+from cluster.config import KVCacheConfig, ModelConfig
 from engine.embedded import embedded_model_folder
+from engine.loader import load_model
 from engine.memory import give_back_freed_memory, weight_bytes
+from engine.model_runner import ModelRunner
 from engine.models.choice import make_decoder
 from engine.models.weights import weight_files
 from engine.native.native_linear import check_kernels
 
+def taken_bytes():
+    return psutil.Process().memory_info().rss
+
 folder, cpu = embedded_model_folder(), torch.device("cpu")
 model_config = AutoConfig.from_pretrained(folder)
 check_kernels()  # Code is not weights.
-before = psutil.Process().memory_info().rss
+before = taken_bytes()
 config = ModelConfig(implementation="native")
 decoder = make_decoder(config, folder, model_config, 8192, torch.bfloat16, cpu)
 give_back_freed_memory()
-taken = psutil.Process().memory_info().rss - before
-print(taken, weight_bytes(weight_files(folder), torch.bfloat16))
+weights = taken_bytes() - before
+predicted = weight_bytes(weight_files(folder), torch.bfloat16)
+
+tiny, memory_bytes = sys.argv[1], int(sys.argv[2])
+kept, pools = [], []
+for implementation in ("auto", "torch", "transformers"):
+    config = ModelConfig(source=tiny, dtype="float32", device="cpu", implementation=implementation)
+    kept.append(load_model(config))
+    before = taken_bytes()
+    kept.append(ModelRunner(kept[-1], KVCacheConfig(memory_bytes=memory_bytes)))
+    for value in gc.get_objects():
+        if isinstance(value, torch.Tensor) and value.nbytes > 1 << 20:
+            value.fill_(1)
+    pools.append(taken_bytes() - before)
+print(json.dumps({"weights": weights, "predicted": predicted, "pools": pools}))
 """
 
 
-def test_weights_take_what_was_predicted() -> None:
-    """Within 5 %, packed and with the tables of the rotary embedding."""
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD_WEIGHTS], capture_output=True, check=False, text=True
-    )
+@pytest.fixture(scope="module")
+def measured(tiny_folders: dict[str, Path]) -> dict[str, Any]:
+    """What a process took, that wrote to all of it."""
+    command = [sys.executable, "-c", MEASURE, str(tiny_folders["llama"]), str(POOL_BYTES)]
+    done = subprocess.run(command, capture_output=True, check=False, text=True)
     assert done.returncode == 0, done.stderr
-    taken, predicted = map(int, done.stdout.split())
-    assert taken == pytest.approx(predicted, rel=0.05)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_pools_take_what_was_predicted(measured: dict[str, Any]) -> None:
+    """Within 5 %."""
+    assert measured["pools"] == pytest.approx([POOL_BYTES] * 3, rel=0.05)
+
+
+def test_weights_take_what_was_predicted(measured: dict[str, Any]) -> None:
+    """Within 5 %, packed and with the tables of the rotary embedding."""
+    assert measured["weights"] == pytest.approx(measured["predicted"], rel=0.05)

@@ -29,10 +29,6 @@ PROMPTS = [
     "World's Fair, and to crown the centennial anniversary of the French Revolution. "
     "Although it was at first criticised by artists and intellectuals, it has since become a "
     "global cultural icon of France and one of the most recognisable structures in the world.",
-    "def quicksort(items):\n    if len(items) <= 1:\n        return items\n    pivot = items[0]\n"
-    "    smaller = [x for x in items[1:] if x < pivot]\n    larger = [x for x in items[1:] if x >= "
-    "pivot]\n    return quicksort(smaller) + [pivot] + quicksort(larger)\n\n\nprint(quicksort([3, "
-    "1, 4, 1, 5, 9, 2, 6, 5, 3, 5]))\n",
     "<|im_start|>user\nList ten fruits, then ten vegetables, one per line, in alphabetical order, "
     "and say for each of them in which season it is best.<|im_end|>\n<|im_start|>assistant\n1. "
     "Apple: best in autumn.\n2. Banana: all year round.\n3. Cherry: best in early summer.\n4. "
@@ -196,7 +192,7 @@ def prompts(embedded: LoadedModel) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def expected_logits(embedded_runner: ModelRunner, prompts: list[list[int]]) -> list[torch.Tensor]:
-    """The first prompt fed one token a step, the others whole, each alone."""
+    """The first prompt fed one token a step, the other whole, each alone."""
     return [alone(embedded_runner, ids, 112 if index else 1) for index, ids in enumerate(prompts)]
 
 
@@ -210,7 +206,7 @@ def test_embedded_bits_do_not_depend_on_drafts_or_chunks(
 def test_embedded_bits_do_not_depend_on_the_batch(
     embedded_runner: ModelRunner, prompts: list[list[int]], expected_logits: list[torch.Tensor]
 ) -> None:
-    for steps in (all_together(3, 1), at_random(random.Random(0), 3)):
+    for steps in (all_together(2, 1), at_random(random.Random(0), 2)):
         for got, want in zip(feed(embedded_runner, prompts, steps), expected_logits, strict=True):
             assert torch.equal(got, want)
 

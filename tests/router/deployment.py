@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
@@ -11,6 +10,7 @@ import httpx
 from cluster.config import RouterConfig
 from router.api import create_app
 from router.service import RouterService
+from tests.support.polling import eventually
 from tests.support.scripted_verifier import ScriptedVerifier, make_card
 
 
@@ -66,13 +66,6 @@ class Deployment:
             or self.service.pool.num_in_flight
             or any(verifier.num_running for verifier in self.verifiers)
         )
-
-
-async def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:
-    """Wait until the condition holds."""
-    async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ import pytest
 from cluster.config import LimitsConfig, RouterConfig
 from router.schema import ChatCompletionRequest, CompletionRequest
 from tests.router.deployment import Deployment, deploy
+from tests.support.polling import eventually
 from tests.support.scripted_verifier import ScriptedVerifier, saying
 
 HI = [{"role": "user", "content": "hi"}]
@@ -107,7 +108,7 @@ CHAT: list[tuple[Any, int, str | None]] = [
     (chat(cache_salt=5), 400, "cache_salt"),
     (chat(speculation={"mode": "maybe"}), 400, "speculation.mode"),
     (chat(speculation={"num_speculative_tokens": 65}), 400, "speculation.num_speculative_tokens"),
-    (chat(speculation={"drafter": "suffix"}), 400, "speculation.drafter"),
+    (chat(speculation={"drafter": "medusa"}), 400, "speculation.drafter"),
     (chat(speculation="on"), 400, "speculation"),
     (chat(presence_penalty=3), 400, "presence_penalty"),
     (chat(repetition_penalty=0), 400, "repetition_penalty"),
@@ -125,10 +126,21 @@ CHAT: list[tuple[Any, int, str | None]] = [
     (chat(logprobs=5), 400, "logprobs"),
     (chat(logprobs=True, top_logprobs=21), 400, "top_logprobs"),
     (chat(top_logprobs=5), 400, "top_logprobs"),
-    (chat(tools=[{"type": "function"}]), 400, "tools"),
+    (chat(tools=[{"type": "function"}]), 400, "tools[0].function"),
     (chat(tool_choice="required"), 400, "tool_choice"),
-    (chat(prediction={"type": "content", "content": "x"}), 400, "prediction"),
-    (chat(priority=1), 400, "priority"),
+    (chat(prediction="x"), 400, "prediction"),
+    (chat(prediction={"content": "x"}), 400, "prediction.type"),
+    (chat(prediction={"type": "content"}), 400, "prediction.content"),
+    (chat(prediction={"type": "text", "content": "x"}), 400, "prediction.type"),
+    (chat(prediction={"type": "content", "content": None}), 400, "prediction.content"),
+    (
+        chat(prediction={"type": "content", "content": [{"type": "image_url"}]}),
+        400,
+        "prediction.content[0].type",
+    ),
+    (chat(prediction={"type": "content", "content": "x" * 513}), 400, "prediction.content"),
+    (chat(priority=1 << 31), 400, "priority"),
+    (chat(priority="high"), 400, "priority"),
     (chat(service_tier="gold"), 400, "service_tier"),
     (chat(chat_template="{{ 1 }}"), 400, "chat_template"),
 ]
@@ -155,7 +167,8 @@ COMPLETIONS: list[tuple[Any, int, str | None]] = [
     (complete(best_of=2), 400, "best_of"),
     (complete(logprobs=True), 400, "logprobs"),
     (complete(logprobs=21), 400, "logprobs"),
-    (complete(logprobs=1, echo=True), 400, "logprobs"),
+    (complete(logprobs=21, echo=True), 400, "logprobs"),
+    (complete(max_tokens=0), 400, "max_tokens"),
     (complete(cache_salt="x" * 257), 400, "cache_salt"),
     (complete(suffix="x"), 400, "suffix"),
     (complete(messages=HI), 400, "messages"),
@@ -178,7 +191,7 @@ def check_error(response: httpx.Response, status: int, param: str | None) -> Non
 
 
 async def check_unharmed(deployment: Deployment) -> None:
-    assert deployment.is_idle
+    await eventually(lambda: deployment.is_idle)
     assert (await deployment.chat()).status_code == 200
 
 
@@ -207,7 +220,7 @@ NEUTRAL: dict[str, Any] = {
     "top_logprobs": 0,
     "logit_bias": {},
     "bad_words": [],
-    "priority": 0,
+    "priority": 3,
     "response_format": {"type": "text"},
     "tools": [],
     "tool_choice": "none",

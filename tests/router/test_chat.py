@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import json
 import time
 from typing import Any
 
@@ -23,6 +25,7 @@ START, END = TOKENIZER.special_ids["<|im_start|>"], TOKENIZER.special_ids["<|im_
 SPECIAL_IDS = set(TOKENIZER.special_ids.values())
 
 
+@functools.cache
 def template(source: str = CHAT_TEMPLATE) -> ChatTemplate:
     return ChatTemplate(dataclasses.replace(CARD, chat_template=source), TOKENIZER)
 
@@ -80,6 +83,35 @@ def test_every_text_of_a_message_is_guarded() -> None:
     assert SPECIAL_IDS.isdisjoint(template(source).encode([message]))
 
 
+def test_tools_and_variables_are_guarded_too() -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "<|im_end|>"}}
+    shown = template("{{ tools | tojson }}{{ style }}{{ messages[0].content }}")
+    ids = shown.encode([user("hi")], tools=[tool], variables={"style": "<|im_start|>"})
+    assert SPECIAL_IDS.isdisjoint(ids)
+    text = TOKENIZER.decode(ids, skip_special_tokens=False)
+    assert text == json.dumps([tool]) + "<|im_start|>hi"
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "eos_token"])
+def test_variables_of_ours_are_not_a_client_s(name: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        template().encode([user("hi")], variables={name: True})
+    assert caught.value.param == f"chat_template_kwargs.{name}"
+
+
+@pytest.mark.parametrize(
+    ("source", "renders"),
+    [
+        (CHAT_TEMPLATE, False),
+        ("{%- if not tools is defined %}{% set tools = none %}{% endif %}{{ tools }}", True),
+        ("{% for t in tools or [] %}{{ t }}{% endfor %}", True),
+        ("", False),
+    ],
+)
+def test_whether_a_template_renders_tools_is_seen_from_it(source: str, renders: bool) -> None:
+    assert template(source).renders_tools is renders
+
+
 def test_a_template_may_look_at_the_text() -> None:
     source = "{{ messages[0].content.split('</think>')[-1] | trim }}"
     ids = template(source).encode([user("<think>no</think> <|im_end|> yes ")])
@@ -127,7 +159,7 @@ def test_no_template_is_said() -> None:
 
 def test_all_private_use_characters_are_refused_quickly() -> None:
     everything = "".join(map(chr, range(0xF0000, 0xFFFFE)))
-    started = time.perf_counter()
+    started = time.thread_time()
     with pytest.raises(InvalidRequestError):
         template().encode([user(everything)])
-    assert time.perf_counter() - started < 1.0
+    assert time.thread_time() - started < 5.0

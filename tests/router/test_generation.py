@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 
+from cluster.config import RouterConfig
 from cluster.types import ErrorEvent
-from tests.router.deployment import Deployment, deploy, eventually
+from tests.router.deployment import Deployment, deploy
 from tests.router.sse import chat_text, events, finish_reasons
+from tests.support.polling import eventually
 from tests.support.scripted_verifier import ScriptedVerifier, Step, endless, make_card, saying
 
 
@@ -31,9 +33,8 @@ async def test_a_running_request_goes_on_with_the_same_tokens(stream: bool) -> N
     expected = await undisturbed(seed=7, max_tokens=100)
     async with deploy(*await two()) as deployment:
         running = asyncio.create_task(deployment.chat(seed=7, max_tokens=100, stream=stream))
-        await eventually(lambda: any(v.num_running for v in deployment.verifiers))
+        await eventually(lambda: any(v.most_tokens_told > 10 for v in deployment.verifiers))
         victim = busy(deployment)
-        await asyncio.sleep(0.05)
         await victim.kill()
         response = await running
         heir = next(v for v in deployment.verifiers if v is not victim)
@@ -68,7 +69,7 @@ async def test_without_another_verifier_a_stream_ends_with_an_error(n: int) -> N
     async with deploy(ScriptedVerifier(endless(), step_s=0.005)) as deployment:
         running = asyncio.create_task(deployment.chat(stream=True, n=n))
         await eventually(lambda: deployment.verifier.num_running == n)
-        await asyncio.sleep(0.05)
+        await eventually(lambda: deployment.verifier.most_tokens_told > 10)
         await deployment.verifier.kill()
         *chunks, last = events((await running).text)
         assert chat_text(chunks)
@@ -84,7 +85,17 @@ async def test_without_another_verifier_a_whole_reply_is_502() -> None:
         await deployment.verifier.kill()
         assert (await running).status_code == 502
         assert (await deployment.chat()).status_code == 503
-        assert deployment.is_idle
+        await eventually(lambda: deployment.is_idle)
+
+
+async def test_with_resuming_off_a_lost_verifier_is_an_error_beside_an_idle_one() -> None:
+    first, second = await two()
+    async with deploy(first, second, config=RouterConfig(max_resumes=0)) as deployment:
+        running = asyncio.create_task(deployment.chat())
+        await eventually(lambda: any(v.num_running for v in deployment.verifiers))
+        await busy(deployment).kill()
+        assert (await running).status_code == 502
+        assert len(first.submitted) + len(second.submitted) == 1
 
 
 async def test_another_model_never_takes_over() -> None:

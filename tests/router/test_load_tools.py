@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from cluster.load import VerifierLoad
 from router.tokenizer import Tokenizer
-from tests.router.deployment import Deployment, eventually
+from tests.router.deployment import Deployment
+from tests.support.polling import eventually
 from tests.support.scripted_verifier import CHAT_TEMPLATE, make_card
 
 TOKENIZER = Tokenizer(make_card())

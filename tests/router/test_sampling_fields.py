@@ -59,7 +59,7 @@ async def test_bad_words_are_banned_at_the_start_and_within_a_text() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 16])
-async def test_b4_stop_strings_end_nothing_before_min_tokens(size: int) -> None:
+async def test_stop_strings_end_nothing_before_min_tokens(size: int) -> None:
     """min_tokens counts tokens, whatever blocks they come in."""
     text = "END of the END of it"
     num_first = len(ids_of("END of"))

@@ -59,5 +59,5 @@ def test_a_beginning_that_leads_nowhere_is_shown() -> None:
     assert run(["xEN"], ["END"]) == (["x", "EN"], False)
 
 
-def test_a4_a_stop_at_the_start_of_a_long_block() -> None:
+def test_a_stop_at_the_start_of_a_long_block() -> None:
     assert run(["END" + "filler" * 14], ["END"]) == ([""], True)

@@ -15,8 +15,9 @@ from cluster.load import VerifierLoad
 from cluster.types import ErrorEvent, GenerationRequest, Path
 from router.schema import ChatCompletionRequest, parse
 from router.tokenizer import Tokenizer
-from tests.router.deployment import Deployment, deploy, eventually
+from tests.router.deployment import Deployment, deploy
 from tests.router.sse import chat_text, events, finish_reasons
+from tests.support.polling import eventually
 from tests.support.scripted_verifier import (
     ScriptedVerifier,
     Step,
@@ -113,7 +114,7 @@ async def test_choices_of_a_stream_are_told_apart(deployment: Deployment) -> Non
     assert "speculation" in chunks[-1]
 
 
-async def test_o1_choices_and_prompts_have_their_own_noise(deployment: Deployment) -> None:
+async def test_choices_and_prompts_have_their_own_noise(deployment: Deployment) -> None:
     body = (await deployment.complete(["hi", "ho"], n=3, seed=7)).json()
     assert [choice["index"] for choice in body["choices"]] == list(range(6))
     submitted = deployment.verifier.submitted
@@ -128,6 +129,8 @@ async def test_o1_choices_and_prompts_have_their_own_noise(deployment: Deploymen
 
 
 async def test_fields_arrive_at_the_verifier(deployment: Deployment) -> None:
+    deployment.verifier.ready_drafter("ngram")
+    await eventually(lambda: bool(deployment.service.pool.load().drafters))
     await deployment.complete(
         [5, 6],
         temperature=0.5,
@@ -221,7 +224,11 @@ async def test_figures_of_speculation() -> None:
     assert metrics["mean_acceptance_length"] == pytest.approx(1 + 5 / 3)
     assert "num_spec_tokens" not in metrics
     details = body["usage"]["completion_tokens_details"]
-    assert details == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+    assert details == {
+        "reasoning_tokens": 0,
+        "accepted_prediction_tokens": 0,
+        "rejected_prediction_tokens": 0,
+    }
     assert last["metrics"] == body["metrics"]
     trace = last["choices"][0]["speculation"]
     [[start, end]] = trace.pop("accepted_spans")
@@ -249,7 +256,7 @@ async def test_without_drafts_the_figures_are_null(deployment: Deployment) -> No
 async def test_running_auto_requests_follow_the_clusters_mode() -> None:
     verifier = ScriptedVerifier(endless(), step_s=0.01)
     verifier.ready_drafter()
-    config = RouterConfig(path_policy=PathPolicyConfig(min_dwell_s=0.0))
+    config = RouterConfig(path_policy=PathPolicyConfig(min_dwell_s=0.0, plain_above_running=16))
     async with deploy(verifier, config=config) as deployment:
         await eventually(lambda: deployment.service.policy.mode is Path.SPECULATIVE)
         modes = ("auto", "on", "off")
@@ -302,7 +309,7 @@ async def test_a_full_router_refuses_before_it_tokenizes() -> None:
         assert (await deployment.chat(n=3)).status_code == 400
         assert (await running).status_code == 200
         assert (await deployment.chat(max_tokens=1)).status_code == 200
-        assert deployment.is_idle
+        await eventually(lambda: deployment.is_idle)
 
 
 async def test_an_error_before_the_first_token_has_its_status() -> None:
@@ -341,7 +348,7 @@ async def test_the_deadline_is_504(n: int) -> None:
         assert len(verifier.cancelled) == 2 * n
 
 
-async def test_p4_a_conversation_with_parts_null_content_and_tool_messages(
+async def test_a_conversation_with_parts_null_content_and_tool_messages(
     deployment: Deployment,
 ) -> None:
     first = (await deployment.chat()).json()["choices"][0]["message"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -179,10 +178,8 @@ def test_what_compiles_passes(checker: GrammarChecker) -> None:
     "name", ["prime multiple", "references in a chain", "no match", "lookahead"]
 )
 def test_what_does_not_compile_is_refused_by_its_name(checker: GrammarChecker, name: str) -> None:
-    started = time.monotonic()
     with pytest.raises(InvalidRequestError) as refusal:
         check_compiles(StructuredOutput(REFUSED[name], "structured_outputs.regex"), checker)
-    assert time.monotonic() - started < 4
     assert refusal.value.param == "structured_outputs.regex"
     assert refusal.value.message.startswith("structured_outputs.regex cannot be used: ")
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from router.tokenizer import Tokenizer
-from tests.router.deployment import Deployment, deploy, eventually
+from tests.router.deployment import Deployment, deploy
 from tests.router.sse import chat_text, events, finish_reasons
+from tests.support.polling import eventually
 from tests.support.scripted_verifier import ScriptedVerifier, Step, blocks, make_card, saying
 
 CARD = make_card()
@@ -40,7 +41,7 @@ async def both_ways(deployment: Deployment, **fields: Any) -> tuple[str, str, in
 
 
 @pytest.mark.parametrize("place", range(7))
-async def test_a1_a2_end_of_sequence_anywhere_in_a_block(place: int) -> None:
+async def test_end_of_sequence_anywhere_in_a_block(place: int) -> None:
     letters = ids_of("xyzuvw")
     block = [*letters[:place], EOS, *letters[place:]]
     script = lambda request: [Step(tuple(block), len(block) - 1)]  # noqa: E731
@@ -48,7 +49,7 @@ async def test_a1_a2_end_of_sequence_anywhere_in_a_block(place: int) -> None:
         assert await both_ways(deployment) == ("xyzuvw"[:place], "stop", place + 1)
 
 
-async def test_a4_stop_string_at_the_start_of_a_long_block() -> None:
+async def test_stop_string_at_the_start_of_a_long_block() -> None:
     block = ids_of("END" + "filler " * 5)
     async with deploy(ScriptedVerifier(lambda r: blocks(block, 16))) as deployment:
         assert await both_ways(deployment, stop=["END"]) == ("", "stop", len(ids_of("END")))
@@ -73,7 +74,7 @@ async def test_usage_counts_up_to_the_token_that_completed_the_stop() -> None:
         assert await both_ways(deployment, stop="wx") == ("uv", "stop", 4)
 
 
-async def test_a5_stop_before_length() -> None:
+async def test_stop_before_length() -> None:
     block = (*ids_of("uv"), *ids_of("w"), *ids_of("xyz"))
     async with deploy(ScriptedVerifier(lambda r: [Step(block, 5)])) as deployment:
         assert await both_ways(deployment, max_tokens=5, stop="w") == ("uv", "stop", 3)
@@ -84,14 +85,14 @@ async def test_a5_stop_before_length() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 3])
-async def test_a6_a7_exactly_max_tokens(max_tokens: int) -> None:
+async def test_exactly_max_tokens(max_tokens: int) -> None:
     block = ids_of("zzzzzzzzz")
     async with deploy(ScriptedVerifier(lambda r: [Step(tuple(block), 8)])) as deployment:
         expected = ("z" * max_tokens, "length", max_tokens)
         assert await both_ways(deployment, max_tokens=max_tokens) == expected
 
 
-async def test_a9_without_max_tokens_up_to_the_end_of_the_window() -> None:
+async def test_without_max_tokens_up_to_the_end_of_the_window() -> None:
     block = tuple(ids_of("z") * 1000)
     async with deploy(ScriptedVerifier(lambda r: blocks(block, 50))) as deployment:
         reply = (await deployment.chat()).json()
@@ -99,7 +100,25 @@ async def test_a9_without_max_tokens_up_to_the_end_of_the_window() -> None:
         assert reply["usage"]["total_tokens"] == CARD.max_model_len
 
 
-async def test_m1_only_delivered_tokens_are_counted_as_accepted() -> None:
+@pytest.mark.parametrize(("left", "status"), [(2, 200), (1, 200), (0, 400), (-1, 400)])
+async def test_without_max_tokens_a_prompt_near_the_window_is_served_or_refused(
+    left: int, status: int
+) -> None:
+    """Elsewhere the default was computed from a window that drafts had been added to."""
+    prompt = ids_of("z") * (CARD.max_model_len - left)
+    block = tuple(ids_of("z") * 9)
+    async with deploy(ScriptedVerifier(lambda r: [Step(block, 8)])) as deployment:
+        for mode in ("on", "off"):
+            response = await deployment.complete(prompt, speculation={"mode": mode})
+            assert response.status_code == status, response.text
+            if status == 200:
+                assert response.json()["usage"]["completion_tokens"] == left
+                assert response.json()["choices"][0]["finish_reason"] == "length"
+        assert (await deployment.complete("hi")).status_code == 200
+        await eventually(lambda: deployment.is_idle)
+
+
+async def test_only_delivered_tokens_are_counted_as_accepted() -> None:
     block = (*ids_of("uv"), EOS, *ids_of("xy"))
     async with deploy(ScriptedVerifier(lambda r: [Step(block, 4)])) as deployment:
         reply = (await deployment.chat()).json()
@@ -110,7 +129,7 @@ async def test_m1_only_delivered_tokens_are_counted_as_accepted() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-async def test_o5_emoji_over_block_borders(size: int) -> None:
+async def test_emoji_over_block_borders(size: int) -> None:
     async with deploy(ScriptedVerifier(saying("a🙂é—b🇨🇭", size))) as deployment:
         seen, reason, _ = await both_ways(deployment)
         assert (seen, reason) == ("a🙂é—b🇨🇭", "stop")

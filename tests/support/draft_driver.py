@@ -21,6 +21,7 @@ from verifier_service.events import (
     DraftSessionLost,
     EngineInput,
 )
+from verifier_service.grpc_network import GrpcNetwork
 
 HELLO = TargetHello("verifier-under-test", "target", "vocabulary-a")
 PROMPT = (1, 2, 3, 1, 2)
@@ -32,7 +33,8 @@ class DraftDriver:
     def __init__(self, backoff_s: float = 0.05, hello: TargetHello = HELLO) -> None:
         config = SpeculationConfig(connect_backoff_s=backoff_s)
         self.inbox: list[EngineInput] = []
-        self.client = DraftClient(config, hello, self.inbox.append, random.Random(0))
+        network = GrpcNetwork(hello)
+        self.client = DraftClient(config, hello, self.inbox.append, network, random.Random(0))
         self.tokens: dict[int, list[int]] = {}
 
     async def __aenter__(self) -> Self:
@@ -73,12 +75,12 @@ class DraftDriver:
         return [e.draft for e in self.inbox if isinstance(e, DraftArrived) and e.seq == seq]
 
     def has_draft(self, seq: int) -> bool:
-        """A draft from the last committed token has come."""
-        return any(d.anchor_position == len(self.tokens[seq]) for d in self.drafts(seq))
+        """The last commit is answered."""
+        return any(d.answers == len(self.tokens[seq]) for d in self.drafts(seq))
 
-    async def all_drafted(self, timeout_s: float = 5.0) -> float:
+    async def all_drafted(self) -> float:
         """Wait until every sequence has a draft from its last token."""
-        return await eventually(lambda: all(map(self.has_draft, self.tokens)), timeout_s)
+        return await eventually(lambda: all(map(self.has_draft, self.tokens)))
 
     def drafter_of(self, seq: int) -> str | None:
         """Incarnation of the drafter that the engine thinks serves the sequence."""

@@ -11,11 +11,11 @@ from typing import Self
 
 from cluster.rpc import new_incarnation
 from cluster.types import Member
-from tests.support.polling import eventually
+from tests.support.polling import TIMEOUT_S, eventually
 
 REPOSITORY = Path(__file__).parents[2]
-START_TIMEOUT_S = 20.0
-SIGNAL_TIMEOUT_S = 5.0
+START_TIMEOUT_S = 240.0
+"""A model is loaded in it."""
 
 
 class DrafterProcess:
@@ -54,12 +54,12 @@ class DrafterProcess:
     async def kill(self) -> None:
         """SIGKILL, and wait until it is dead of it."""
         self._child.send_signal(signal.SIGKILL)
-        assert await asyncio.wait_for(self._child.wait(), SIGNAL_TIMEOUT_S) == -signal.SIGKILL
+        assert await asyncio.wait_for(self._child.wait(), TIMEOUT_S) == -signal.SIGKILL
 
     async def stop(self) -> None:
         """SIGSTOP, and wait until every thread of it stands still."""
         self._child.send_signal(signal.SIGSTOP)
-        await eventually(self.is_stopped, SIGNAL_TIMEOUT_S)
+        await eventually(self.is_stopped)
 
     def resume(self) -> None:
         self._child.send_signal(signal.SIGCONT)
@@ -67,7 +67,7 @@ class DrafterProcess:
     async def terminate(self) -> int:
         """SIGTERM; returns the exit status."""
         self._child.send_signal(signal.SIGTERM)
-        return await asyncio.wait_for(self._child.wait(), 2 * SIGNAL_TIMEOUT_S)
+        return await asyncio.wait_for(self._child.wait(), TIMEOUT_S)
 
     def is_stopped(self) -> bool:
         return set(self._thread_states()) == {"T"}

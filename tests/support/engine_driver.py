@@ -16,7 +16,9 @@ from cluster.types import (
     FinishEvent,
     GenerationRequest,
     Path,
+    PromptLogprobsEvent,
     SamplingParams,
+    TokenLogprobs,
     TokensEvent,
 )
 from tests.support.reference import decode
@@ -28,18 +30,23 @@ from verifier_service.events import (
     EngineOutput,
     Submitted,
 )
+from verifier_service.planner import StepProfile
 
 GREEDY = SamplingParams(temperature=0.0)
 
 
-ScriptedDrafter = Callable[[tuple[int, ...], GenerationRequest], Sequence[int] | None]
+ScriptedDrafter = Callable[[tuple[int, ...], GenerationRequest], Sequence[int | DraftNode] | None]
 """Committed tokens and the request -> the draft's chain, or None for silence."""
 
 
-def chain_draft(committed: Sequence[int], chain: Sequence[int]) -> Draft:
-    """A draft that hangs one chain on the committed tokens."""
-    nodes = tuple(DraftNode(token_id, index - 1) for index, token_id in enumerate(chain))
-    return Draft(len(committed), prefix_hash(committed), nodes)
+def chain_draft(committed: Sequence[int], chain: Sequence[int | DraftNode]) -> Draft:
+    """A draft that hangs one chain on the committed tokens, and says all. Nodes are taken as they
+    are, parents included."""
+    nodes = tuple(
+        item if isinstance(item, DraftNode) else DraftNode(item, index - 1)
+        for index, item in enumerate(chain)
+    )
+    return Draft(len(committed), prefix_hash(committed), nodes, answers=len(committed))
 
 
 @dataclass
@@ -47,6 +54,8 @@ class Result:
     """What one request got."""
 
     token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """From the prompt's second token on."""
     events: list[TokensEvent] = field(default_factory=list)
     finish: FinishEvent | None = None
     error: ErrorEvent | None = None
@@ -99,18 +108,23 @@ class EngineDriver:
         drafter: ScriptedDrafter | None = None,
         scheduler: SchedulerConfig | None = None,
         speculation: SpeculationConfig | None = None,
+        replica_name: str = "scripted",
+        profile: StepProfile | None = None,
     ) -> None:
         self.runner = runner
         self.results: dict[int, Result] = {}
         self.requests: dict[int, GenerationRequest] = {}
         self.sessions: dict[int, list[int]] = {}
+        self.paused: set[int] = set()
         self.outputs: list[EngineOutput] = []
         self._drafter = drafter
+        self._replica_name = replica_name
         self.engine = Engine(
             runner,
             scheduler or SchedulerConfig(),
-            speculation or SpeculationConfig(draft_deadline_ms=1.0),
+            speculation or SpeculationConfig(draft_deadline_ms=1.0, local_drafters=()),
             self._take,
+            profile,
         )
 
     def submit(
@@ -161,7 +175,11 @@ class EngineDriver:
         for item in output.events:
             result, event = self.results[item.seq], item.event
             assert not result.ended, "an event after the end"
-            if isinstance(event, TokensEvent):
+            if isinstance(event, PromptLogprobsEvent):
+                assert event.position == len(result.prompt_logprobs) + 1, "a gap or a repetition"
+                assert not result.token_ids, "a token before its prompt was told"
+                result.prompt_logprobs += event.logprobs
+            elif isinstance(event, TokensEvent):
                 assert event.position == len(result.token_ids), "a gap or a repetition"
                 result.token_ids += event.token_ids
                 result.events.append(event)
@@ -175,16 +193,21 @@ class EngineDriver:
     def _draft(self, output: EngineOutput) -> None:
         for order in output.orders.opens:
             self.sessions[order.seq] = list(order.token_ids)
-            self.engine.inbox.put(DraftSessionLive(order.seq, "scripted", "incarnation"))
+            name = self._replica_name
+            self.engine.inbox.put(
+                DraftSessionLive(order.seq, name, "incarnation", order.wants_laws)
+            )
         for commit in output.orders.commits:
             committed = self.sessions[commit.seq]
             assert commit.position == len(committed)
             committed += commit.token_ids
+        self.paused |= set(output.orders.pauses)
+        self.paused -= set(output.orders.resumes)
         for seq in output.orders.closes:
             del self.sessions[seq]
         told = [o.seq for o in output.orders.opens] + [c.seq for c in output.orders.commits]
-        for seq in told:
-            if seq in self.sessions:
+        for seq in dict.fromkeys([*told, *output.orders.resumes]):
+            if seq in self.sessions and seq not in self.paused:
                 self._answer(seq)
 
     def _answer(self, seq: int) -> None:

@@ -17,14 +17,15 @@ from cluster.types import (
     GenerationRequest,
     Member,
     Path,
+    PromptLogprobsEvent,
     SpeculationStats,
+    TokenLogprobs,
     TokensEvent,
 )
 from router.generation_client import GenerationClient, LinkState
 from tests.support.polling import eventually
 from verifier_service.service import VerifierService
 
-CONNECT_TIMEOUT_S = 20.0
 OnTokens = Callable[[TokensEvent], None]
 
 
@@ -33,6 +34,7 @@ class Answer:
     """All that a verifier said to one request."""
 
     token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     events: list[TokensEvent] = field(default_factory=list)
     reason: FinishReason | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
@@ -48,7 +50,7 @@ class RunningVerifier:
     async def use_drafters(self, *members: Member) -> None:
         """Draft with these from now on; waits until each is connected."""
         self.service.update_drafters({member.incarnation: member for member in members})
-        await eventually(lambda: self.num_ready_drafters == len(members), CONNECT_TIMEOUT_S)
+        await eventually(lambda: self.num_ready_drafters == len(members))
 
     @property
     def num_ready_drafters(self) -> int:
@@ -74,6 +76,9 @@ class RunningVerifier:
                     answer.token_ids += event.token_ids
                     answer.events.append(event)
                     on_tokens(event)
+                elif isinstance(event, PromptLogprobsEvent):
+                    assert event.position == 1 + len(answer.prompt_logprobs)
+                    answer.prompt_logprobs += event.logprobs
                 elif isinstance(event, FinishEvent):
                     answer.reason, answer.stats = event.reason, event.stats
                 elif isinstance(event, ErrorEvent):
@@ -89,6 +94,9 @@ async def running_verifier(
     num_blocks: int = 1024,
     draft_deadline_ms: float = 20.0,
     planner: str = "fixed",
+    local_drafters: Sequence[str] = (),
+    verification: str = "coupled",
+    connect_backoff_s: float = 1.0,
 ) -> AsyncIterator[RunningVerifier]:
     """Load the model and serve it on loopback."""
     config = VerifierConfig(
@@ -97,13 +105,16 @@ async def running_verifier(
         speculation=SpeculationConfig(
             draft_deadline_ms=draft_deadline_ms,
             planner=planner,  # type: ignore[arg-type]
+            local_drafters=local_drafters,  # type: ignore[arg-type]
+            verification=verification,  # type: ignore[arg-type]
+            connect_backoff_s=connect_backoff_s,
         ),
     )
     service = await VerifierService.start(config, host="127.0.0.1")
     member = Member(service.incarnation, service.address, fingerprint=service.card.fingerprint)
     client = GenerationClient(member, "test-router", service.card.fingerprint, time.monotonic)
     try:
-        await eventually(lambda: client.state is LinkState.READY, CONNECT_TIMEOUT_S)
+        await eventually(lambda: client.state is LinkState.READY)
         yield RunningVerifier(service, client)
         await eventually(lambda: service.load().kv_blocks_used == 0)
     finally:
@@ -118,8 +129,9 @@ async def during(
 ) -> list[Answer]:
     """Cause a fault once `started` is set; fails if all was over by then."""
     task = asyncio.ensure_future(generating)
-    await started.wait()
-    assert not task.done()
+    starting = asyncio.create_task(started.wait())
+    await asyncio.wait((task, starting), return_when=asyncio.FIRST_COMPLETED)
+    assert not task.done(), "it was over before it was seen to start"
     await fault()
     assert not task.done(), "the fault came too late to show anything"
     return await task

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from cluster.member_auth import Role
 from cluster.protocol import drafting_pb2_grpc
 from cluster.protocol.codec import decode_drafter_batch, encode_target_batch
 from cluster.protocol.messages import (
@@ -20,8 +21,9 @@ from cluster.protocol.messages import (
 )
 from cluster.rpc import open_channel
 from cluster.types import SamplingParams
+from tests.support.polling import TIMEOUT_S
+from verifier_service.draft_trie import DraftOutcome, DraftTrie
 
-TIMEOUT_S = 5.0
 HELLO = TargetHello("raw-verifier", "target", "vocabulary-a")
 
 
@@ -40,12 +42,13 @@ class RawVerifier:
     """Use as an async context manager; entering shakes hands."""
 
     def __init__(self, address: str, hello: TargetHello | None = HELLO) -> None:
-        self._channel = open_channel(address)
+        self._channel = open_channel(address, Role.DRAFTER)
         self._call = drafting_pb2_grpc.DraftingStub(self._channel).Draft()
         self._hello = hello
         self.hello: DrafterHello | None = None
         self.batches: list[DrafterBatch] = []
         """Every message after the hello."""
+        self._tries: dict[int, DraftTrie] = {}
 
     async def __aenter__(self) -> RawVerifier:
         await self.send(TargetBatch(hello=self._hello))
@@ -62,6 +65,12 @@ class RawVerifier:
         await self._channel.close(None)
 
     async def send(self, batch: TargetBatch) -> None:
+        for opening in batch.opens:
+            self._tries[opening.session] = DraftTrie(opening.token_ids, 1 << 32)
+        for commit in batch.commits:
+            trie = self._tries.get(commit.session)
+            if trie is not None and commit.position == trie.num_committed:
+                trie.commit(commit.token_ids)
         await asyncio.wait_for(self._call.write(encode_target_batch(batch)), TIMEOUT_S)
 
     async def open(self, *openings: OpenSession) -> None:
@@ -76,6 +85,9 @@ class RawVerifier:
         if not hasattr(message, "drafts"):
             raise EOFError
         self.batches.append(decode_drafter_batch(message))
+        for item in self.batches[-1].drafts:
+            if (trie := self._tries.get(item.session)) is not None:
+                assert trie.insert(item.draft) is not DraftOutcome.MALFORMED
         return self.batches[-1]
 
     async def read_until(self, done: Callable[[RawVerifier], bool]) -> None:
@@ -83,17 +95,20 @@ class RawVerifier:
             await self.read()
 
     async def draft(self, session: int, position: int) -> SessionDraft:
-        """The draft of this session from this position, read if it has not come yet."""
+        """The draft that answers this session at this position, read if it has not come yet."""
 
         def found() -> list[SessionDraft]:
-            return [
-                d
-                for d in self.drafts
-                if (d.session, d.draft.anchor_position) == (session, position)
-            ]
+            return [d for d in self.drafts if (d.session, d.draft.answers) == (session, position)]
 
         await self.read_until(lambda _: bool(found()))
         return found()[0]
+
+    async def chain(self, session: int, position: int) -> list[int]:
+        """What is drafted behind this position of this session once that is answered: at most four
+        tokens."""
+        await self.draft(session, position)
+        assert self._tries[session].num_committed == position
+        return list(self._tries[session].best_chain(4))
 
     async def error(self, session: int) -> SessionError:
         await self.read_until(lambda v: any(e.session == session for e in v.errors))

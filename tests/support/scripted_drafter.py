@@ -54,14 +54,15 @@ def draft_of(
     position: int | None = None,
     anchor_hash: int | None = None,
 ) -> SessionDraft:
-    """A draft anchored at the session's last token, unless told otherwise."""
+    """A draft anchored at the session's last token, unless told otherwise, that says all."""
     if epoch is None:
         epoch = session.opening.epoch
     if position is None:
         position = len(session.token_ids)
     if anchor_hash is None:
         anchor_hash = prefix_hash(session.token_ids)
-    return SessionDraft(session.opening.session, epoch, Draft(position, anchor_hash, tuple(nodes)))
+    draft = Draft(position, anchor_hash, tuple(nodes), answers=len(session.token_ids))
+    return SessionDraft(session.opening.session, epoch, draft)
 
 
 def chain_of(token_ids: Iterable[int], confidence: float = 0.9) -> list[DraftNode]:

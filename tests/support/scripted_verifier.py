@@ -31,11 +31,14 @@ from cluster.types import (
     GenerationRequest,
     Member,
     ModelCard,
+    PromptLogprobsEvent,
     SpeculationStats,
     TokenLogprobs,
     TokensEvent,
 )
 
+PROMPT_CHUNK_TOKENS = 4
+"""Of which log probabilities are told in one step."""
 SERVICE = "paceline.generation.v1.Generation"
 
 CHAT_TEMPLATE = (
@@ -112,11 +115,9 @@ class Step:
     """Told with these ids; only the first step's means anything."""
 
 
-def scripted_logprobs(
-    request: GenerationRequest, token_ids: Sequence[int]
-) -> tuple[TokenLogprobs, ...]:
+def scripted_logprobs(token_ids: Sequence[int], num_top: int | None) -> tuple[TokenLogprobs, ...]:
     """Of the token with id i: -i / 8, and beside it the next ids, each by 1 less likely."""
-    if (num_top := request.num_top_logprobs) is None:
+    if num_top is None:
         return ()
     return tuple(
         TokenLogprobs(
@@ -137,9 +138,9 @@ def blocks(token_ids: Sequence[int], size: int = 1) -> list[Step]:
     return [Step(tuple(token_ids[cut : cut + size]), size - 1) for cut in cuts]
 
 
-def saying(text: str, size: int = 1, *, ends: bool = True) -> Script:
-    """A script that says `text`, then the end of sequence."""
-    card = make_card()
+def saying(text: str, size: int = 1, *, ends: bool = True, card: ModelCard | None = None) -> Script:
+    """A script that says `text` in tokens of the card, then the end of sequence."""
+    card = card or make_card()
     token_ids = tokenizers.Tokenizer.from_str(card.tokenizer_json).encode(text).ids
     said = token_ids + list(card.eos_token_ids) if ends else token_ids
     return lambda request: blocks(said, size)
@@ -166,6 +167,8 @@ class Running:
     num_steps: int = 0
     drafted: list[int] = field(default_factory=list)
     skip: int = 0
+    num_scored: int = 1
+    """Prompt tokens whose log probabilities need not be told any more."""
 
 
 class Connection:
@@ -196,7 +199,9 @@ class ScriptedVerifier(generation_pb2_grpc.GenerationServicer):
         self.submitted: list[GenerationRequest] = []
         self.cancelled: list[str] = []
         self.set_paths: list[SetPath] = []
-        self.num_messages_received = 0
+        self.num_messages_received = self.num_messages_that_submit = 0
+        self.load_intervals_ms: list[int] = []
+        """Asked for, in order."""
         self.paused = False
         self._connections: set[Connection] = set()
         self._server: RpcServer | None = None
@@ -224,9 +229,9 @@ class ScriptedVerifier(generation_pb2_grpc.GenerationServicer):
             await self._server.server.stop(0)
             self._server = None
 
-    def ready_drafter(self) -> None:
+    def ready_drafter(self, kind: str = "") -> None:
         """Report one drafter that is ready."""
-        self.drafters = (DrafterLoad("drafter-1", DrafterState.READY),)
+        self.drafters = (DrafterLoad("drafter-1", DrafterState.READY, kind=kind),)
 
     def drain(self) -> None:
         """Ask every router to submit nothing more."""
@@ -236,9 +241,13 @@ class ScriptedVerifier(generation_pb2_grpc.GenerationServicer):
     @property
     def member(self) -> Member:
         assert self._server is not None
+        return self.member_at(self._server.address)
+
+    def member_at(self, address: str) -> Member:
+        """As it is announced, before it listens there too."""
         return Member(
             incarnation=self.incarnation,
-            address=self._server.address,
+            address=address,
             replica_id=f"replica-{self.incarnation[:4]}",
             node_id="node",
             pid=1,
@@ -249,6 +258,12 @@ class ScriptedVerifier(generation_pb2_grpc.GenerationServicer):
     @property
     def num_running(self) -> int:
         return sum(len(connection.running) for connection in self._connections)
+
+    @property
+    def most_tokens_told(self) -> int:
+        """Of a request that runs."""
+        running = [one for connection in self._connections for one in connection.running.values()]
+        return max((one.num_tokens for one in running), default=0)
 
     # --- the wire ---
 
@@ -272,6 +287,7 @@ class ScriptedVerifier(generation_pb2_grpc.GenerationServicer):
         async for message in messages:
             self.num_messages_received += 1
             batch = codec.decode_router_batch(message)
+            self.num_messages_that_submit += bool(batch.submits)
             for request in batch.submits:
                 self.submitted.append(request)
                 connection.running[request.request_id] = Running(
@@ -284,6 +300,8 @@ class ScriptedVerifier(generation_pb2_grpc.GenerationServicer):
                 self.cancelled.append(request_id)
                 connection.running.pop(request_id, None)
             self.set_paths += batch.set_paths
+            if batch.load_interval_ms:
+                self.load_intervals_ms.append(batch.load_interval_ms)
         connection.outbox.put_nowait(None)
 
     # --- the steps ---
@@ -300,12 +318,20 @@ class ScriptedVerifier(generation_pb2_grpc.GenerationServicer):
         for request_id, running in list(connection.running.items()):
             made = list(self._advance(running))
             events += made
-            if made and not isinstance(made[-1], TokensEvent):
+            if made and isinstance(made[-1], FinishEvent | ErrorEvent):
                 del connection.running[request_id]
         return events
 
     def _advance(self, running: Running) -> Iterator[GenerationEvent]:
         request = running.request
+        if request.num_prompt_logprobs is not None and (ids := self._next_scored(running)):
+            logprobs = scripted_logprobs(ids, request.num_prompt_logprobs)
+            yield PromptLogprobsEvent(request.request_id, running.num_scored, logprobs)
+            running.num_scored += len(ids)
+            return
+        if request.max_tokens == 0:
+            yield FinishEvent(request.request_id, FinishReason.LENGTH, self._stats(running))
+            return
         step = next(running.steps, None)
         while step is not None and running.skip >= len(step.token_ids) and not step.error:
             running.skip -= len(step.token_ids)
@@ -330,11 +356,16 @@ class ScriptedVerifier(generation_pb2_grpc.GenerationServicer):
             tuple(drafted[: len(token_ids)]),
             step.num_draft_tokens,
             num_cached_prompt_tokens=step.num_cached_prompt_tokens,
-            logprobs=scripted_logprobs(request, token_ids),
+            logprobs=scripted_logprobs(token_ids, request.num_top_logprobs),
         )
         running.num_tokens += len(token_ids)
         if reason is not None:
             yield FinishEvent(request.request_id, reason, self._stats(running))
+
+    def _next_scored(self, running: Running) -> tuple[int, ...]:
+        """One chunk of the prompt a step."""
+        first = running.num_scored
+        return running.request.prompt_ids[first : first + PROMPT_CHUNK_TOKENS]
 
     def _cut(
         self, request: GenerationRequest, token_ids: tuple[int, ...], done: int

@@ -6,6 +6,7 @@ Weights are drawn wide enough that greedy continuations vary and margins are not
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import torch
@@ -52,6 +53,19 @@ def make_tiny_model(
         **_special_ids(),
     )
     return save_model(folder, config, seed)
+
+
+def make_blurred_model(folder: Path, target: Path, amount: float) -> Path:
+    """A draft model: the target's weights with some noise on them."""
+    model = AutoModelForCausalLM.from_pretrained(target)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 1 + amount * torch.randn(parameter.shape, generator=generator)
+    model.save_pretrained(folder)
+    for file in target.glob("tokenizer*"):
+        shutil.copy(file, folder)
+    return folder
 
 
 def make_tiny_qwen3(folder: Path, *, seed: int = 0, vocab_size: int = 128) -> Path:

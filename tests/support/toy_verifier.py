@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 
 from cluster.types import Draft
 from tests.support.draft_driver import PROMPT, DraftDriver
+from tests.support.polling import eventually
 from verifier_service.draft_trie import DraftOutcome, DraftTrie
 from verifier_service.events import (
     DraftArrived,
@@ -36,10 +37,20 @@ def step_time(seconds: float) -> Pause:
     return lambda step: asyncio.sleep(seconds)
 
 
+def once_live(driver: DraftDriver, seq: int) -> Pause:
+    """The first step comes when the sequence has a drafter."""
+
+    async def wait(step: int) -> None:
+        if step == 0:
+            await eventually(lambda: driver.drafter_of(seq))
+
+    return wait
+
+
 class ToyVerifier:
     """One sequence."""
 
-    def __init__(self, driver: DraftDriver, seq: int) -> None:
+    def __init__(self, driver: DraftDriver, seq: int, deadline_s: float = DEADLINE_S) -> None:
         self.token_ids = list(PROMPT)
         self.num_drafted = 0
         self.num_accepted = 0
@@ -47,6 +58,7 @@ class ToyVerifier:
         self.longest_wait_s = 0.0
         self.outcomes: list[DraftOutcome] = []
         self._driver = driver
+        self._deadline_s = deadline_s
         self._seq = seq
         self._trie = DraftTrie(PROMPT, VOCAB_SIZE)
         self._num_read = 0
@@ -72,14 +84,18 @@ class ToyVerifier:
         """Up to the deadline; not at all once a draft was late, until one comes in time again."""
         start = time.monotonic()
         self._receive()
-        while self._live and not self._late and not self._trie.answered:
-            if time.monotonic() - start > DEADLINE_S:
+        while self._live and not self._late and not self._settled:
+            if time.monotonic() - start > self._deadline_s:
                 self._late = True
                 self.num_late += 1
             else:
                 await asyncio.sleep(0.0005)
                 self._receive()
         self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - start)
+
+    @property
+    def _settled(self) -> bool:
+        return self._trie.answered or self._trie.holds_chain(8)
 
     def _receive(self) -> None:
         for event in self._driver.inbox[self._num_read :]:
@@ -94,7 +110,7 @@ class ToyVerifier:
             self._live = False
         elif isinstance(event, DraftArrived):
             self._take(event.draft)
-            self._late &= not self._trie.answered
+            self._late &= not self._settled
 
     def _take(self, draft: Draft) -> None:
         outcome = self._trie.insert(draft)

@@ -14,10 +14,10 @@ import verifier_service.drafter_link as drafter_link
 import verifier_service.drafter_stream as drafter_stream
 from cluster.config import DrafterConfig
 from cluster.load import DrafterState
-from cluster.protocol.messages import DrafterBatch, DrafterReport
+from cluster.protocol.messages import MAX_DRAFTS_PER_MESSAGE, DrafterBatch, DrafterReport
 from cluster.types import Member
 from drafter_service.service import DrafterService
-from tests.support.draft_driver import PROMPT, DraftDriver
+from tests.support.draft_driver import HELLO, PROMPT, DraftDriver
 from tests.support.polling import eventually
 from tests.support.scripted_drafter import (
     ScriptedDrafter,
@@ -31,9 +31,8 @@ from tests.support.scripted_drafter import (
     stale_epoch,
     unknown_session,
 )
-from verifier_service.draft_client import MAX_DRAFTS_PER_MESSAGE
 from verifier_service.drafter_link import MAX_STRIKES
-from verifier_service.events import DraftOrders
+from verifier_service.events import DraftCommit, DraftOrders, DraftVerdict, Foresight
 
 
 @contextlib.asynccontextmanager
@@ -99,6 +98,19 @@ async def test_an_unknown_sequence_is_ignored():
         driver.open(1)
         await driver.all_drafted()
         assert len(drafter.batches) == 1
+
+
+async def test_each_message_says_which_drafts_are_worth_making():
+    async with scripted(1) as (driver, drafter):
+        driver.open(1)
+        await driver.all_drafted()
+        for least in (0.25, 0.5, 0.0):
+            start = len(driver.tokens[1])
+            driver.tokens[1].append(5)
+            commit = DraftCommit(1, start, (5,))
+            driver.client.apply(DraftOrders(commits=(commit,), least_survival=least))
+            await driver.all_drafted()
+            assert drafter.batches[-1].least_survival == least
 
 
 async def test_sessions_spread_over_the_drafters():
@@ -174,7 +186,7 @@ async def test_a_dead_address_is_tried_ever_more_rarely(monkeypatch):
         attempts.append(asyncio.get_running_loop().time())
         await run_stream(*args)
 
-    monkeypatch.setattr("verifier_service.draft_client.run_stream", counted)
+    monkeypatch.setattr("verifier_service.grpc_network.run_stream", counted)
     async with DraftDriver(backoff_s=0.05) as driver:
         driver.open(1)
         driver.members([Member("gone", "127.0.0.1:9")])
@@ -333,6 +345,20 @@ async def test_a_drafter_that_does_not_fit_is_refused(change):
         assert driver.inbox == []
 
 
+async def test_a_drafter_with_other_special_tokens_is_used_and_told_of(caplog):
+    """K4."""
+    hello = dataclasses.replace(HELLO, vocabulary="text-special-2")
+    async with (
+        ScriptedDrafter(chain(3), vocabulary="text-others-2.3") as drafter,
+        DraftDriver(hello=hello) as driver,
+    ):
+        await driver.ready(drafter.member)
+        driver.open(1)
+        await driver.all_drafted()
+        assert "scripted" in caplog.text
+        assert "other special tokens than target" in caplog.text
+
+
 @pytest.mark.parametrize("fault", ["mute", "no hello", "unavailable"])
 async def test_a_handshake_that_fails_is_tried_again(fault, monkeypatch):
     monkeypatch.setattr(drafter_stream, "HANDSHAKE_TIMEOUT_S", 0.1)
@@ -372,14 +398,13 @@ async def test_a_late_draft_of_an_earlier_opening_is_dropped():
     async with scripted(1) as (driver, drafter):
         driver.open(1)
         await driver.all_drafted()
-        old = drafter.sessions[1]
+        old, num_drafts = drafter.sessions[1], len(driver.drafts(1))
         driver.client.apply(DraftOrders(resyncs=(1,)))
-        await eventually(lambda: drafter.sessions[1].opening.epoch == 2)
-        await driver.all_drafted()
-        num_drafts = len(driver.drafts(1))
+        await eventually(lambda: len(driver.drafts(1)) == num_drafts + 1)
+        assert drafter.sessions[1].opening.epoch == 2
         drafter.send(DrafterBatch(drafts=(draft_of(old, chain_of([1])),)))
         await eventually(lambda: driver.client.counters.stale_epochs == 1)
-        assert len(driver.drafts(1)) == num_drafts
+        assert len(driver.drafts(1)) == num_drafts + 1
 
 
 async def test_a_flood_of_drafts_is_cut_off():
@@ -519,12 +544,19 @@ async def test_the_round_trip_is_measured():
         drafter.delay_s = 0.05
         driver.open(1)
         await driver.all_drafted()
-        driver.client.record_acceptance(drafter.incarnation, 8, 5)
-        driver.client.record_acceptance(drafter.incarnation, 8, 2)
-        driver.client.record_acceptance("nobody", 8, 2)
+        for accepted, foresight in (
+            (8, Foresight(corrected=False, is_ready=True)),
+            (5, Foresight(corrected=True, is_ready=True)),
+            (2, Foresight(corrected=True, is_ready=False)),
+            (0, None),
+        ):
+            driver.client.record(DraftVerdict(drafter.incarnation, 8, accepted, foresight))
+        driver.client.record(DraftVerdict("nobody", 8, 2))
         (load,) = driver.client.loads()
         assert 50 <= load.rtt_ms < 150
-        assert (load.num_draft_tokens, load.num_accepted_tokens) == (16, 7)
+        assert (load.num_draft_tokens, load.num_accepted_tokens) == (32, 15)
+        assert (load.num_accepted_chains, load.num_ahead_hits) == (1, 1)
+        assert (load.num_corrections, load.num_correction_hits) == (2, 1)
         assert (load.state, load.sessions) == (DrafterState.READY, 1)
 
 

@@ -20,10 +20,14 @@ PROMPT = (1, 2, 3)
 Tokens = tuple[int, ...]
 
 
-def draft_at(prefix: Tokens, *nodes: tuple[int, int] | tuple[int, int, float]) -> Draft:
+def draft_at(
+    prefix: Tokens,
+    *nodes: tuple[int, int] | tuple[int, int, float],
+    answers: int | None = None,
+) -> Draft:
     """A draft of (token_id, parent[, confidence]) nodes below `prefix`."""
     made = tuple(DraftNode(*node) for node in nodes)
-    return Draft(len(prefix), prefix_hash(prefix), made)
+    return Draft(len(prefix), prefix_hash(prefix), made, answers)
 
 
 def chain_at(prefix: Tokens, *token_ids: int, confidence: float = 0.9) -> Draft:
@@ -39,14 +43,16 @@ class PathModel:
         self.dropped: set[Tokens] = set()
         self.answered = False
 
-    def insert(self, prefix: Tokens, nodes: tuple[DraftNode, ...]) -> DraftOutcome:
+    def insert(
+        self, prefix: Tokens, nodes: tuple[DraftNode, ...], answers: int | None
+    ) -> DraftOutcome:
+        if answers is not None and answers > len(self.committed):
+            return DraftOutcome.MALFORMED
         on_path = self._is_on_path(prefix)
         if not on_path and prefix not in self.dropped:
             return DraftOutcome.UNKNOWN_ANCHOR
-        news = False
-        if on_path and len(prefix) >= len(self.committed):
-            news = not self.answered
-            self.answered = True
+        news = answers == len(self.committed) and not self.answered
+        self.answered |= news
         off_path = not on_path
         paths = [prefix]
         for node in nodes:
@@ -76,10 +82,17 @@ class PathModel:
             self.dropped.discard(self.committed)
             self.confidence = kept
 
+    def chance(self, path: Tokens) -> float:
+        """Of the tokens proposed for one place only the first counts that is not taken back."""
+        for other, confidence in self.confidence.items():
+            if other[:-1] == path[:-1] and confidence > 0:
+                return confidence if other == path else 0.0
+        return 0.0
+
     def expected_len(self, chain: Tokens) -> float:
         survival, total = 1.0, 0.0
         for end in range(1, len(chain) + 1):
-            survival *= self.confidence[self.committed + chain[:end]]
+            survival *= self.chance(self.committed + chain[:end])
             total += survival
         return total
 
@@ -104,25 +117,39 @@ class TrieMachine(RuleBasedStateMachine):
         super().__init__()
         self.model = PathModel(PROMPT)
         self.trie = DraftTrie(PROMPT, VOCAB_SIZE)
-        self.made: list[tuple[Tokens, tuple[DraftNode, ...]]] = []
+        self.made: list[tuple[Tokens, tuple[DraftNode, ...], int | None]] = []
 
-    @rule(back=st.integers(0, 6), ahead=st.lists(tokens, max_size=3), nodes=node_lists)
-    def make(self, back: int, ahead: list[int], nodes: list[tuple[int, int, float]]) -> None:
+    @rule(
+        back=st.integers(0, 6),
+        ahead=st.lists(tokens, max_size=3),
+        nodes=node_lists,
+        answers=st.none() | st.integers(-6, 1),
+    )
+    def make(
+        self,
+        back: int,
+        ahead: list[int],
+        nodes: list[tuple[int, int, float]],
+        answers: int | None,
+    ) -> None:
         """A draft from some tokens ago, on some guess of what follows, is on its way."""
         end = max(0, len(self.model.committed) - back)
         made = tuple(
             DraftNode(token_id, min(parent, i) - 1, confidence)
             for i, (token_id, parent, confidence) in enumerate(nodes)
         )
-        self.made.append(((*self.model.committed[:end], *ahead), made))
+        if answers is not None:
+            answers = max(0, len(self.model.committed) + answers)
+        self.made.append(((*self.model.committed[:end], *ahead), made, answers))
 
     @precondition(lambda self: self.made)
     @rule(data=st.data())
     def arrive(self, data: st.DataObject) -> None:
         """Any draft ever made comes, for the first time or again."""
-        prefix, nodes = data.draw(st.sampled_from(self.made))
-        expected = self.model.insert(prefix, nodes)
-        assert self.trie.insert(Draft(len(prefix), prefix_hash(prefix), nodes)) is expected
+        prefix, nodes, answers = data.draw(st.sampled_from(self.made))
+        expected = self.model.insert(prefix, nodes, answers)
+        draft = Draft(len(prefix), prefix_hash(prefix), nodes, answers)
+        assert self.trie.insert(draft) is expected
 
     @rule(token_ids=st.lists(tokens, min_size=1, max_size=3))
     def commit_anything(self, token_ids: list[int]) -> None:
@@ -139,6 +166,10 @@ class TrieMachine(RuleBasedStateMachine):
     def holds_the_same_paths(self) -> None:
         assert len(self.trie) == len(self.model.confidence)
         assert self.trie.answered == self.model.answered
+        tip = len(self.model.committed)
+        longest = max((len(path) - tip for path in self.model.confidence), default=0)
+        assert self.trie.holds_chain(longest)
+        assert not self.trie.holds_chain(longest + 1)
 
     @invariant()
     def best_chain_is_a_best_one_of_the_model(self) -> None:
@@ -214,12 +245,34 @@ def test_an_anchor_that_is_not_ours_is_unknown():
 
 def test_an_empty_draft_answers():
     trie = DraftTrie(PROMPT, VOCAB_SIZE)
-    assert trie.insert(draft_at(PROMPT)) is DraftOutcome.USED
-    assert trie.answered
     assert trie.insert(draft_at(PROMPT)) is DraftOutcome.DUPLICATE
+    assert not trie.answered, "it did not say that this is all"
+    assert trie.insert(draft_at(PROMPT, answers=3)) is DraftOutcome.USED
+    assert trie.answered
+    assert trie.insert(draft_at(PROMPT, answers=3)) is DraftOutcome.DUPLICATE
     trie.commit((4,))
     assert not trie.answered
-    assert trie.insert(draft_at(PROMPT)) is DraftOutcome.DUPLICATE
+    assert trie.insert(draft_at(PROMPT, answers=3)) is DraftOutcome.DUPLICATE
+    assert not trie.answered
+
+
+def test_what_was_drafted_ahead_stays_and_does_not_answer():
+    """A chain that came in pieces; a commit of a part of it; a piece more."""
+    trie = DraftTrie(PROMPT, VOCAB_SIZE)
+    trie.insert(chain_at(PROMPT, 4, 5))
+    assert trie.insert(chain_at((*PROMPT, 4, 5), 6, 7)) is DraftOutcome.USED
+    trie.commit((4, 5, 6))
+    assert trie.best_chain(8) == (7,)
+    assert trie.insert(chain_at((*PROMPT, 4, 5, 6, 7), 8)) is DraftOutcome.USED
+    assert trie.best_chain(8) == (7, 8)
+    assert not trie.answered
+
+
+def test_an_answer_to_what_was_not_said_is_malformed():
+    trie = DraftTrie(PROMPT, VOCAB_SIZE)
+    assert trie.insert(draft_at(PROMPT, (4, -1), answers=4)) is DraftOutcome.MALFORMED
+    assert len(trie) == 0
+    trie.commit((4,))
     assert not trie.answered
 
 
@@ -233,8 +286,28 @@ def test_a_foreseen_correction_goes_on_at_once():
 
 def test_the_best_chain_is_the_one_of_which_most_is_expected():
     trie = DraftTrie(PROMPT, VOCAB_SIZE)
-    trie.insert(draft_at(PROMPT, (4, -1, 0.6), (5, -1, 0.5), (6, 1, 1.0), (7, 2, 1.0)))
+    trie.insert(draft_at(PROMPT, (4, -1, 0.5)), "one")
+    trie.insert(draft_at(PROMPT, (5, -1, 0.5), (6, 0, 1.0), (7, 1, 1.0)), "two")
     assert trie.best_chain(1) == (4,)
     assert trie.best_chain(3) == (5, 6, 7)
     assert [node.survival for node in trie.best_path(3)] == [0.5, 0.5, 0.5]
     assert trie.best_chain(0) == ()
+
+
+def test_a_prepared_correction_never_stands_for_the_chain():
+    """However long it is, and however sure: a drafter's first token for a place is its choice,
+    until it takes that back."""
+    trie = DraftTrie(PROMPT, VOCAB_SIZE)
+    trie.insert(draft_at(PROMPT, (4, -1, 0.1), (5, -1, 0.8), (6, 1, 1.0), (7, 2, 1.0)))
+    assert trie.best_chain(3) == (4,)
+    trie.insert(draft_at(PROMPT, (4, -1, 0.0)))
+    assert trie.best_chain(3) == (5, 6, 7)
+    trie.commit((5,))
+    assert trie.best_chain(3) == (6, 7)
+
+
+def test_two_drafters_may_both_be_sure_of_another_token():
+    trie = DraftTrie(PROMPT, VOCAB_SIZE)
+    trie.insert(draft_at(PROMPT, (4, -1, 0.9)), "one")
+    trie.insert(draft_at(PROMPT, (5, -1, 0.9), (6, 0, 0.9)), "two")
+    assert trie.best_chain(3) == (5, 6)

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from cluster.config import SchedulerConfig, SpeculationConfig
-from cluster.types import Path, SamplingParams
+from cluster.types import FinishReason, Path, SamplingParams
 from tests.support.engine_driver import (
     GREEDY,
     EngineDriver,
@@ -23,6 +23,7 @@ from tests.support.engine_driver import (
 from tests.support.reference import decode
 from tests.support.scripted_target import VOCAB_SIZE, ScriptedRunner, hashed_law
 from verifier_service.draft_trie import DraftOutcome
+from verifier_service.drafter_trial import DrafterTrial
 from verifier_service.engine import Engine
 from verifier_service.events import (
     Cancelled,
@@ -33,6 +34,7 @@ from verifier_service.events import (
     Reconfigured,
     Submitted,
 )
+from verifier_service.planner import StepProfile
 
 SAMPLINGS = [
     GREEDY,
@@ -126,6 +128,146 @@ def test_a_step_holds_no_more_than_its_budget():
     assert runner.max_rows <= 10
 
 
+def run_until_ended(driver, seqs):
+    for _ in range(1_000):
+        driver.step()
+        if all(driver.results[seq].ended for seq in seqs):
+            return
+    raise AssertionError("not finished")
+
+
+@pytest.mark.parametrize("max_step_tokens", [1, 2, 4])
+def test_drafts_that_no_step_had_room_for_take_nothing_back(max_step_tokens):
+    """Seven are proposed and fewer verified. Elsewhere the history was cut by those proposed."""
+    law = hashed_law()
+    driver = EngineDriver(
+        ScriptedRunner(law),
+        drafter=oracle_drafter(law, GREEDY, 1, depth=7),
+        scheduler=SchedulerConfig(max_step_tokens=max_step_tokens, max_prefill_chunk_tokens=1),
+        speculation=SpeculationConfig(planner="fixed", num_speculative_tokens=7),
+    )
+    seq = driver.submit([3, 4, 5], max_tokens=30, ignore_eos=True)
+    result = driver.results[seq]
+    while not result.ended:
+        driver.step()
+        for sequence in driver.engine._scheduler.running:
+            assert list(sequence.token_ids) == [3, 4, 5, *result.token_ids]
+    assert max(event.num_draft_tokens for event in result.events) < max_step_tokens
+    assert result.token_ids == decode(
+        law, [3, 4, 5], max_tokens=30, sampling=GREEDY, request_key=1, stop_ids=frozenset()
+    )
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+def test_after_200_requests_that_end_in_every_way_no_block_is_missing(block_size):
+    rng, law = random.Random(block_size), hashed_law()
+    driver = EngineDriver(
+        ScriptedRunner(law, num_blocks=512 // block_size, block_size=block_size),
+        drafter=flaky_drafter(rng, law),
+        speculation=SpeculationConfig(
+            draft_deadline_ms=1.0, planner="fixed", num_speculative_tokens=5
+        ),
+    )
+    kv = driver.runner.kv
+    for _ in range(10):
+        seqs = [
+            driver.submit(
+                [rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(1, 20))],
+                max_tokens=rng.randint(1, 12),
+                stop_token_ids=frozenset(rng.sample(range(VOCAB_SIZE), rng.choice([0, 8]))),
+            )
+            for _ in range(20)
+        ]
+        for _ in range(3):
+            driver.step()
+        gone = rng.sample(seqs, 4)
+        for seq in gone:
+            driver.engine.inbox.put(Cancelled(seq))
+        run_until_ended(driver, set(seqs) - set(gone))
+        assert kv.num_used_blocks == 0
+        assert not driver.sessions
+    reasons = {result.finish.reason for result in driver.results.values() if result.finish}
+    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
+
+
+def test_sessions_that_fail_among_many_leave_nothing_running():
+    """Elsewhere requests whose drafter raised stayed for ever."""
+    law = hashed_law()
+    driver = EngineDriver(
+        ScriptedRunner(law, num_blocks=400),
+        drafter=oracle_drafter(law, GREEDY, 1, depth=4),
+        scheduler=SchedulerConfig(max_running_sequences=50),
+    )
+    seqs = [driver.submit([3 + i % 30, 4], max_tokens=30, ignore_eos=True) for i in range(50)]
+    driver.step()
+    for seq in seqs[::10]:
+        driver.engine.inbox.put(DraftSessionLost(seq))
+    results = driver.run()
+    assert all(len(result.token_ids) == 30 for result in results.values())
+    assert driver.engine.load().running == 0
+    assert not driver.sessions
+    again = driver.submit([3, 4], max_tokens=5)
+    assert driver.run()[again].finish is not None
+
+
+def test_a_draft_that_comes_after_the_end_is_not_the_next_requests():
+    """It takes the place and the blocks of the one before. Elsewhere a late draft revived it."""
+    law = hashed_law()
+    runner = ScriptedRunner(law, num_blocks=8)
+    driver = EngineDriver(
+        runner,
+        drafter=lambda committed, request: [] if request.request_id == "1" else None,
+        scheduler=SchedulerConfig(max_running_sequences=1),
+    )
+    gone = driver.submit([3] * 12, max_tokens=10, ignore_eos=True)
+    for _ in range(3):
+        driver.step()
+    committed = [3] * 12 + driver.results[gone].token_ids
+    driver.engine.inbox.put(Cancelled(gone))
+    seq = driver.submit([4] * 12, max_tokens=10, ignore_eos=True)
+    driver.step()
+    driver.engine.inbox.put(DraftArrived(gone, chain_draft(committed, [9, 9, 9])))
+    run_until_ended(driver, [seq])
+    result = driver.results[seq]
+    assert result.token_ids == decode(
+        law, [4] * 12, max_tokens=10, sampling=GREEDY, request_key=1, stop_ids=frozenset()
+    )
+    assert result.finish.stats.num_draft_tokens == 0
+    assert not driver.results[gone].ended, "it was cancelled"
+    assert runner.kv.num_used_blocks == 0
+
+
+def test_a_draft_that_is_refused_again_and_again_holds_up_nothing():
+    """Elsewhere the same checkpoint was restored for ever."""
+    law = hashed_law()
+    driver = EngineDriver(ScriptedRunner(law), drafter=lambda committed, request: [39] * 4)
+    seq = driver.submit([3, 4], max_tokens=30, ignore_eos=True)
+    for num_tokens in range(1, 31):
+        driver.step()
+        assert len(driver.results[seq].token_ids) >= num_tokens
+    assert driver.results[seq].finish.stats.num_draft_tokens > 20
+
+
+def test_one_of_eight_is_cancelled_and_the_others_finish():
+    law = hashed_law()
+    driver = EngineDriver(
+        ScriptedRunner(law, num_blocks=100), drafter=oracle_drafter(law, GREEDY, 1, depth=3)
+    )
+    seqs = [driver.submit([3 + i, 4], max_tokens=20, ignore_eos=True) for i in range(8)]
+    for _ in range(3):
+        driver.step()
+    driver.engine.inbox.put(Cancelled(seqs[3]))
+    staying = [seq for seq in seqs if seq != seqs[3]]
+    run_until_ended(driver, staying)
+    for seq in staying:
+        assert driver.results[seq].token_ids == decode(
+            law, [3 + seq - 1, 4], max_tokens=20, sampling=GREEDY, request_key=1,
+            stop_ids=frozenset(),
+        )  # fmt: skip
+    assert len(driver.results[seqs[3]].token_ids) < 20
+    assert driver.runner.kv.num_used_blocks == 0
+
+
 def test_a_long_prompt_does_not_stall_the_others():
     law = hashed_law()
     runner = ScriptedRunner(law, num_blocks=200)
@@ -181,6 +323,48 @@ def test_path_changes_pause_and_resume_the_session_and_change_no_token():
     )
 
 
+def test_replicas_that_do_not_pay_rest_and_are_tried_again_and_no_token_changes(monkeypatch):
+    """The trial is the real one; what it is told is not, since a clock would decide."""
+    told = []
+
+    def stepped(trial, step):
+        told.append(step)
+        num_turns = len(told) // 10
+        trial.engages = num_turns % 2 == 0
+        return len(told) % 10 == 0
+
+    monkeypatch.setattr(DrafterTrial, "stepped", stepped)
+    law = hashed_law()
+    driver = EngineDriver(
+        ScriptedRunner(law, num_blocks=256),
+        drafter=oracle_drafter(law, GREEDY, 1, depth=3),
+        profile=StepProfile({1: 10.0, 512: 10.1}),
+    )
+    first = driver.submit([3, 4], max_tokens=90, ignore_eos=True)
+    plain = driver.submit([3, 4], max_tokens=90, ignore_eos=True, path=Path.PLAIN)
+    second = None
+    while not all(result.ended for result in driver.results.values()):
+        driver.step()
+        if second is None and len(told) == 12:
+            second = driver.submit([3, 4, 5], max_tokens=50, ignore_eos=True)
+    orders = [output.orders for output in driver.outputs]
+    pauses = [seq for order in orders for seq in order.pauses]
+    resumes = [seq for order in orders for seq in order.resumes]
+    assert pauses[0] == resumes[0] == first
+    assert plain not in (*pauses, *resumes)
+    opened = [order for order in orders if any(o.seq == second for o in order.opens)]
+    assert len(opened) == 1
+    resting = next(i for i, order in enumerate(orders) if order.pauses)
+    assert orders.index(opened[0]) >= next(i for i, o in enumerate(orders) if o.resumes) > resting
+    shares = [step.engaged_share for step in told]
+    assert {0.0, 1.0} <= set(shares)
+    assert all(share == 0.0 for share in shares[10:20]), "a replica drafted while it should rest"
+    for seq, prompt, count in ((first, [3, 4], 90), (plain, [3, 4], 90), (second, [3, 4, 5], 50)):
+        assert driver.results[seq].token_ids == decode(
+            law, prompt, max_tokens=count, sampling=GREEDY, request_key=1, stop_ids=frozenset()
+        )
+
+
 def test_plain_means_no_session_and_no_drafts():
     law = hashed_law()
     driver = EngineDriver(ScriptedRunner(law), drafter=oracle_drafter(law, GREEDY, 1, depth=3))
@@ -192,7 +376,7 @@ def test_plain_means_no_session_and_no_drafts():
 
 def test_a_silent_drafter_costs_one_deadline_and_no_more():
     law = hashed_law()
-    deadline_ms = 200.0
+    deadline_ms = 100.0
     driver = EngineDriver(
         ScriptedRunner(law),
         drafter=lambda committed, request: None,
@@ -201,25 +385,23 @@ def test_a_silent_drafter_costs_one_deadline_and_no_more():
     driver.submit([3, 4], max_tokens=30, ignore_eos=True)
     started = time.monotonic()
     driver.run()
-    assert deadline_ms / 1e3 <= time.monotonic() - started < 3 * deadline_ms / 1e3
+    assert time.monotonic() - started >= deadline_ms / 1e3
+    assert driver.engine.recorder.num_late == 1
 
 
 def test_a_drafter_that_answers_only_what_is_past_costs_one_deadline_too():
     """Malformed drafts, and drafts for a token that is long committed, are no answer."""
-    law = hashed_law()
-    deadline_ms = 200.0
     driver = EngineDriver(
-        ScriptedRunner(law),
+        ScriptedRunner(hashed_law()),
         drafter=lambda committed, request: None,
-        speculation=SpeculationConfig(draft_deadline_ms=deadline_ms),
+        speculation=SpeculationConfig(draft_deadline_ms=100.0),
     )
     seq = driver.submit([3, 4], max_tokens=30, ignore_eos=True)
-    started = time.monotonic()
     while not driver.results[seq].ended:
         driver.engine.inbox.put(DraftArrived(seq, chain_draft([3, 4], [VOCAB_SIZE])))
         driver.engine.inbox.put(DraftArrived(seq, chain_draft([3, 4], [5])))
         driver.step()
-    assert time.monotonic() - started < 3 * deadline_ms / 1e3
+    assert driver.engine.recorder.num_late == 1
     assert any(output.orders.malformed for output in driver.outputs)
 
 
@@ -396,12 +578,12 @@ def test_the_thread_serves_and_stops():
     submitted = driver.engine.inbox.get()
     assert isinstance(submitted, Submitted)
     engine.inbox.put(submitted)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while engine.stalled_for_s() or not outputs:
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    engine.stop(5.0)
-    assert not [t for t in threading.enumerate() if t.name == "engine"]
+    engine.stop(60.0)
+    assert not engine.alive
 
 
 def test_a_wait_whose_time_passes_as_it_begins_ends():
@@ -415,5 +597,5 @@ def test_a_wait_whose_time_passes_as_it_begins_ends():
 
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
-    waiting.join(timeout=20)
+    waiting.join(timeout=60)
     assert not waiting.is_alive(), "the engine would wait for ever"

@@ -108,7 +108,7 @@ def test_the_cache_changes_no_token(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_nor_does_its_absence(seed):
-    driver, expected, _ = converse(seed, prefix_cache=False)
+    driver, expected, _ = converse(seed, prefix_cache=False, num_requests=12)
     assert {seq: result.token_ids for seq, result in driver.results.items()} == expected
     kv = driver.runner.kv
     assert (kv.num_queried_tokens, kv.num_hit_tokens, kv.num_evictions) == (0, 0, 0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cluster.types import FinishReason, Path
-from tests.support.engine_driver import EngineDriver
+from tests.support.engine_driver import GREEDY, EngineDriver
+from tests.support.reference import decode
 from tests.support.scripted_target import EOS, ScriptedRunner, continuation_law
 
 PROMPT = (3, 4, 5)
@@ -71,6 +72,23 @@ def test_an_eos_that_only_the_drafter_wants_does_not_end_it():
     assert result.token_ids == script
 
 
+def test_the_draft_session_stays_open_behind_a_refused_eos():
+    """Elsewhere the end that the drafter wanted closed it."""
+    script = list(range(5, 20))
+
+    def ends_too_early(committed, request):
+        start = len(committed) - len(PROMPT)
+        return [*script[start : start + 2], EOS]
+
+    result, driver = run(script, drafter=ends_too_early, max_tokens=len(script))
+    assert result.token_ids == script
+    assert sum(EOS in event.refused_ids for event in result.events) > 2
+    assert sum(len(output.orders.opens) for output in driver.outputs) == 1
+    closed = [seq for output in driver.outputs for seq in output.orders.closes]
+    assert closed == [1]
+    assert driver.outputs[-1].orders.closes == (1,), "not before the answer's own end"
+
+
 def test_without_an_eos_id_it_runs_to_the_window():
     result, _ = run([9] * 100, max_tokens=10_000, max_model_len=20, eos=())
     assert len(result.token_ids) == 20 - len(PROMPT)
@@ -95,6 +113,45 @@ def test_accepted_counts_leave_out_what_lies_behind_an_eos():
     stats = result.finish.stats
     assert stats.num_accepted_tokens <= len(result.token_ids)
     assert sum(len(event.token_ids) for event in result.events) == 2
+
+
+def test_the_next_turn_goes_on_from_what_was_said_and_not_from_drafts_behind_the_end():
+    """Elsewhere these stood in the prompt of the next turn, and counted as accepted."""
+    script = [5, 6, EOS, 7, 7, 7, 7, 7, 7]
+    result, driver = run(script, depth=8)
+    assert result.token_ids == [5, 6, EOS]
+    assert driver.runner.max_rows > 3, "nothing behind the end was computed"
+    assert 0 < result.finish.stats.num_accepted_tokens <= 3
+    # The first block is all that both turns share; the drafts fill the second.
+    again = [*PROMPT, 5, 6, EOS, 8, 9]
+    seq = driver.submit(again, max_tokens=3, path=Path.SPECULATIVE)
+    result = driver.run()[seq]
+    assert result.events[0].num_cached_prompt_tokens == 4
+    law = continuation_law(script, len(PROMPT))
+    assert result.token_ids == decode(law, again, max_tokens=3, sampling=GREEDY, request_key=1)
+
+
+@pytest.mark.parametrize("left", [1, 2, 5])
+def test_prompt_and_max_tokens_that_fill_the_window_leave_drafts_no_room_and_need_none(left):
+    """Elsewhere the slots for drafts overflowed."""
+    script = [9] * 30
+    result, _ = run(script, max_model_len=len(PROMPT) + left, max_tokens=left, depth=5)
+    assert (result.token_ids, result.finish.reason) == ([9] * left, FinishReason.LENGTH)
+    # The last token is never drafted: it comes behind the drafts.
+    assert result.finish.stats.num_draft_tokens < left
+
+
+def test_where_nothing_may_be_drafted_no_zeros_are():
+    """Token 0 is a token like any other. Elsewhere zeros stood for absent drafts near the limit."""
+    result, _ = run([0] * 30, max_tokens=4, depth=5, drafter=lambda committed, request: [])
+    assert result.token_ids == [0] * 4
+    assert result.finish.stats.num_draft_tokens == 0
+    assert not any(result.finish.stats.drafted_per_position)
+    assert not any(event.refused_ids or any(event.drafted) for event in result.events)
+    # One token more than the drafts leaves room for: the last one comes without.
+    result, _ = run([0] * 30, max_tokens=4, depth=5)
+    assert result.token_ids == [0] * 4
+    assert result.finish.stats.num_draft_tokens == result.finish.stats.num_accepted_tokens < 4
 
 
 def test_the_first_token_is_verified_like_any_other():

@@ -119,11 +119,11 @@ def test_a_token_costs_the_same_however_long_the_session_is():
     def time_of_extending(num_tokens: int) -> float:
         drafter = NgramDrafter(4, 2)
         begin(drafter, [i * 7919 % 5003 for i in range(num_tokens)])
-        start = time.perf_counter()
+        start = time.thread_time()
         for i in range(500):
             drafter.extend(1, [i])
             draft(drafter, 8)
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     short, long = (min(time_of_extending(n) for _ in range(3)) for n in (500, 50_000))
     assert long < 8 * short

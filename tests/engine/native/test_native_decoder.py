@@ -170,14 +170,15 @@ def test_bfloat16_keeps_arithmetic_in_float32() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_bits_depend_on_the_sequence_alone(dtype: torch.dtype) -> None:
-    """Whole, cut anywhere, one by one, among others, by two threads, over scattered blocks."""
+    """Whole, cut anywhere, one by one, by two threads, over scattered blocks."""
     token_ids = random_ids(2, 130)
     expected = feed(decoder(dtype), token_ids, range(9))
     rng = random.Random(0)
     scattered = rng.sample(range(64), 9)
     for num_threads in (1, 2):
         runner = decoder(dtype, num_threads=num_threads)
-        assert torch.equal(feed(runner, token_ids, scattered, *range(1, 130)), expected)
+        single = range(1, 130 if num_threads == 1 else 20)
+        assert torch.equal(feed(runner, token_ids, scattered, *single), expected)
         for _ in range(5):
             cuts = sorted(rng.sample(range(1, 130), rng.randint(0, 8)))
             assert torch.equal(feed(runner, token_ids, scattered, *cuts), expected)

@@ -1,0 +1,167 @@
+"""Does the simulator foretell what was measured on this machine?
+
+    paceline profile --model embedded:smollm2-135m-drafter --out drafter.json
+    python -m benchmarks.envelope --out envelope.json
+    python -m benchmarks.envelope_prediction drafter.json envelope.json
+
+For each cell of the envelope the simulator runs the same requests, all at once, over the drafter's
+table and the mean of those that the envelope took of its verifier between its rounds. Of the
+measurement it is told the lengths, and how many drafts a step accepts with one client that always
+speculates; everything else it foretells: plain steps, how batches grow, what the planner verifies,
+when the path policy switches.
+
+Drafts of the suffix drafter are made inside the verifier and cost next to nothing; here a drafter
+makes them that takes no time. Tokens per second of wall-clock time; the error is in the logarithm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measuring import print_table
+from benchmarks.simulation.cluster import SimulatedCluster
+from benchmarks.simulation.scenario import Arm, Scenario
+from benchmarks.simulation.traffic import make_requests
+
+DEPTH = 8
+"""`speculation.num_speculative_tokens` by default."""
+MODES = ("off", "on", "auto")
+DURATION_S = 300
+"""Simulated at most."""
+LEAST_RATIO = 0.85
+PROMPT_TABLE_TOKENS = 32
+CONTEXT = "256"
+SPREADS = {"suffix": 0.9, "model": 0.5}
+"""A suffix is found or not; a model is always more or less sure."""
+
+Profile = Mapping[str, Any]
+"""What `paceline profile` writes."""
+
+
+def chance_of(accepted_per_step: float) -> float:
+    """The chance of every draft of a chain of DEPTH, if so many are accepted on the average."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        chance = (low + high) / 2
+        expected = sum(chance**position for position in range(1, DEPTH + 1))
+        low, high = (chance, high) if expected < accepted_per_step else (low, chance)
+    return low
+
+
+def scenario_of(
+    profiles: Sequence[Profile],
+    drafter: Profile,
+    cell: Mapping[str, Any],
+    chance: float,
+    num_tokens: int,
+) -> Scenario:
+    """The machine and the requests of a cell; they are all to come at once."""
+    verifier = {context: _mean_table(profiles, context) for context in ("0", CONTEXT)}
+    steps = {int(tokens): ms for tokens, ms in verifier["0"].items()}
+    prompt_tokens = round(cell["runs"]["off"][0]["prompt_tokens"])
+    context_ms = 1e3 * (verifier[CONTEXT]["1"] - verifier["0"]["1"]) / int(CONTEXT)
+    drafting: dict[str, Any] = {"count": 1, "token_ms": {1: 0.001}, "prompt_ms": 0, "rtt_ms": 0.01}
+    if cell["drafter"] == "model":
+        table = drafter["step_ms"]["0"]
+        drafts = {int(tokens): ms for tokens, ms in table.items() if int(tokens) <= 64}
+        drafting |= {
+            "token_ms": drafts,
+            "prompt_ms": table[str(PROMPT_TABLE_TOKENS)] / PROMPT_TABLE_TOKENS,
+            "rtt_ms": 1,
+        }
+    return Scenario.model_validate(
+        {
+            "seed": 1,
+            "duration_s": DURATION_S,
+            "traffic": {
+                cell["kind"]: {
+                    "acceptance": [chance],
+                    "spread": SPREADS[cell["drafter"]],
+                    "prompt_tokens": {"low": prompt_tokens, "high": prompt_tokens},
+                    "output_tokens": {"low": num_tokens, "high": num_tokens},
+                }
+            },
+            "load": {
+                "kind": "rate",
+                "arrivals": "constant",
+                "rate": [{"at_s": 0, "per_s": (cell["concurrency"] + 0.5) / DURATION_S}],
+            },
+            "verifiers": {
+                "count": 1,
+                "step_ms": steps,
+                "context_ms": max(0.0, context_ms),
+                "prompt_share": statistics.mean(one["prompt_share"] for one in profiles),
+                "scheduler": {"max_running_sequences": 32},
+                "num_speculative_tokens": DEPTH,
+            },
+            "drafters": drafting,
+            "routers": {"count": 1},
+        }
+    )
+
+
+def _mean_table(profiles: Sequence[Profile], context: str) -> dict[str, float]:
+    tables = [profile["step_ms"][context] for profile in profiles]
+    return {tokens: statistics.mean(table[tokens] for table in tables) for tokens in tables[0]}
+
+
+def predicted(scenario: Scenario, mode: str) -> float:
+    """Tokens per second until the last of the requests, which come at once, has its answer."""
+    requests = [replace(request, arrival_s=0.0) for request in make_requests(scenario)]
+    cluster = SimulatedCluster(scenario, Arm.model_validate({"name": mode, "mode": mode}), requests)
+    cluster.run()
+    ends = [one.end_s for one in cluster.outcomes if one.end_s is not None]
+    assert len(ends) == len(requests), "not all were answered"
+    return sum(request.output_tokens for request in requests) / max(ends)
+
+
+def compare(drafter: Profile, envelope: Mapping[str, Any]) -> list[list[Any]]:
+    """(name, mode, measured, predicted) of every cell."""
+    alone = {
+        (cell["kind"], cell["drafter"]): statistics.mean(
+            run["accepted_per_step"] for run in cell["runs"]["on"]
+        )
+        for cell in sorted(envelope["cells"], key=lambda cell: -int(cell["concurrency"]))
+    }
+    rows = []
+    for cell in envelope["cells"]:
+        chance = chance_of(alone[cell["kind"], cell["drafter"]])
+        scenario = scenario_of(envelope["profiles"], drafter, cell, chance, envelope["num_tokens"])
+        name = f"{cell['kind']}, {cell['drafter']}, {cell['concurrency']}"
+        for mode in MODES:
+            measured = statistics.mean(run["tokens_per_s"] for run in cell["runs"][mode])
+            rows.append([name, mode, measured, predicted(scenario, mode)])
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("drafter", type=Path, help="what paceline profile wrote of the drafter")
+    parser.add_argument("envelope", type=Path, help="what benchmarks.envelope --out wrote")
+    arguments = parser.parse_args()
+    drafter, envelope = (
+        json.loads(path.read_text()) for path in (arguments.drafter, arguments.envelope)
+    )
+    rows = compare(drafter, envelope)
+    errors = [abs(math.log(foretold / measured)) for _, _, measured, foretold in rows]
+    near = sum(error <= -math.log(LEAST_RATIO) for error in errors)
+    print_table(
+        "Tokens per second",
+        ["text, drafter, clients", "mode", "measured", "predicted", "predicted/measured"],
+        [
+            [name, mode, f"{measured:.1f}", f"{foretold:.1f}", f"{foretold / measured:.2f}"]
+            for name, mode, measured, foretold in rows
+        ],
+        f"{near} of {len(rows)} within 15 %; mean error {math.expm1(statistics.mean(errors)):.1%}",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`paceline loadtest`: known load on an OpenAI-compatible server, and a report of it."""

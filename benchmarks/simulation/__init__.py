@@ -1,0 +1,1 @@
+"""`paceline simulate`: the code that decides in production, over simulated devices and networks."""

@@ -1,0 +1,48 @@
+"""What the comparison says of machines and measurements that are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.envelope_prediction import DEPTH, MODES, chance_of, compare
+
+FLAT = {"1": 40.0, "32": 40.0, "128": 40.0}
+DRAFTER = {"step_ms": {"0": {"1": 0.01, "32": 0.01}}}
+
+
+def profile(table: dict[str, float]) -> dict[str, Any]:
+    return {"step_ms": {"0": table, "256": table}, "prompt_share": 1.0}
+
+
+def envelope(
+    drafter: str, concurrency: int, accepted_per_step: float, table: dict[str, float] = FLAT
+) -> dict[str, Any]:
+    run = {"tokens_per_s": 25.0, "accepted_per_step": accepted_per_step, "prompt_tokens": 8.0}
+    runs = {mode: [run] for mode in MODES}
+    cell = {"kind": "chat", "drafter": drafter, "concurrency": concurrency, "runs": runs}
+    return {"num_tokens": 96, "cells": [cell], "profiles": [profile(table)] * 2}
+
+
+@pytest.mark.parametrize("chance", [0.1, 0.5, 0.9])
+def test_the_chance_is_found_again(chance: float) -> None:
+    accepted = sum(chance**position for position in range(1, DEPTH + 1))
+    assert chance_of(accepted) == pytest.approx(chance, abs=1e-6)
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_on_a_flat_table_speed_is_tokens_over_steps(concurrency: int) -> None:
+    rows = compare(DRAFTER, envelope("model", concurrency, 1.5))
+    foretold = {mode: speed for _, mode, _, speed in rows}
+    assert foretold["off"] == pytest.approx(concurrency * 25.0, rel=0.03)
+    # The last answer is that with the least luck.
+    assert 0.7 < foretold["on"] / (concurrency * 25.0 * 2.5) < 1.15
+    assert foretold["auto"] == pytest.approx(foretold["on"], rel=0.1)
+
+
+def test_where_every_row_costs_a_step_drafts_bring_nothing() -> None:
+    steep = {"1": 40.0, "2": 80.0, "128": 5120.0}
+    rows = compare(DRAFTER, envelope("suffix", 4, 0.2, steep))
+    foretold = {mode: speed for _, mode, _, speed in rows}
+    assert foretold["auto"] == pytest.approx(foretold["off"], rel=0.05)
