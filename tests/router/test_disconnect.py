@@ -46,24 +46,34 @@ async def test_a_client_that_leaves_frees_everything(fields: dict[str, object]) 
 @pytest.mark.alone
 async def test_200_clients_leaving_at_random_moments_hold_nothing() -> None:
     chance = random.Random(7)
+    many_run = asyncio.Event()
+
+    async def some_moment() -> None:
+        """Half of them leave whatever became of their request, half when many have begun."""
+        if chance.random() < 0.5:
+            await many_run.wait()
+        await asyncio.sleep(chance.random() * 0.8)
+
     async with (
         deploy(ScriptedVerifier(endless(), step_s=0.01)) as deployment,
         serve_http(deployment.app) as url,
     ):
-        await asyncio.gather(
-            *(
+        leaving = [
+            asyncio.create_task(
                 leave_at(
                     url,
-                    asyncio.sleep(chance.random() * 0.8),
+                    some_moment(),
                     stream=chance.random() < 0.7,
                     n=chance.choice([1, 1, 1, 2]),
                 )
-                for _ in range(200)
             )
-        )
+            for _ in range(200)
+        ]
+        await eventually(lambda: len(deployment.verifier.submitted) > 60)
+        many_run.set()
+        await asyncio.gather(*leaving)
         await eventually(lambda: deployment.is_idle, 1.0)
         assert not deployment.service._auto
-        assert len(deployment.verifier.submitted) > 100
         async with httpx.AsyncClient(base_url=url) as client:
             response = await client.post("/v1/chat/completions", json={**BODY, "max_tokens": 3})
             assert response.status_code == 200
