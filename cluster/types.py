@@ -220,10 +220,9 @@ class DraftNode(NamedTuple):
     """That the token was drawn from, in a session that asked for laws."""
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(NamedTuple):
     """A small trie that hangs on a prefix, appended to what was drafted before. Empty `nodes` is
-    legal: nothing new."""
+    legal: nothing new. A tuple, as its nodes are."""
 
     anchor_position: int
     """Number of tokens before the first node."""

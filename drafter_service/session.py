@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from cluster.errors import (
     InternalError,
@@ -391,7 +391,7 @@ class SessionTable:
 
 def _take_draft(session: Session) -> SessionDraft:
     draft = session.proposal.take_untold(len(session.token_ids), session.prefix_hash)
-    draft = replace(draft, answers=session.answers)
+    draft = draft._replace(answers=session.answers)
     session.answers = None
     session.num_drafts_left -= 1
     return SessionDraft(session.number, session.epoch, draft)

@@ -313,9 +313,9 @@ class DraftClient:
         """For streams: a message came."""
         if not self._is_current(stream):
             return
-        link = stream.link
+        link, now = stream.link, self._now()
         for item in batch.drafts:
-            self._take_draft(link, item)
+            self._take_draft(link, item, now)
         for error in batch.errors:
             self._take_error(link, error)
         if batch.load is not None:
@@ -325,7 +325,7 @@ class DraftClient:
         if batch.errors or batch.drain:
             self._settle()
 
-    def _take_draft(self, link: DrafterLink, item: SessionDraft) -> None:
+    def _take_draft(self, link: DrafterLink, item: SessionDraft, now: float) -> None:
         session = self._sessions.get(item.session)
         if session is None or session.link is not link:
             self.counters.unknown_sessions += 1
@@ -335,11 +335,13 @@ class DraftClient:
             self.counters.surplus_drafts += 1
             self._strike(link, "a flood of drafts")
         else:
-            self._hand_over(link, session, item)
+            self._hand_over(link, session, item, now)
 
-    def _hand_over(self, link: DrafterLink, session: Session, item: SessionDraft) -> None:
+    def _hand_over(
+        self, link: DrafterLink, session: Session, item: SessionDraft, now: float
+    ) -> None:
         session.num_drafts_allowed -= 1
-        rtt_s = session.answered(item.draft, self._now())
+        rtt_s = session.answered(item.draft, now)
         if rtt_s is not None:
             link.measured_rtt(rtt_s)
             self.recorder.rtt_seconds.observe(rtt_s)
@@ -349,7 +351,7 @@ class DraftClient:
             name, incarnation = link.hello.drafter, link.member.incarnation
             self._post(DraftSessionLive(item.session, name, incarnation, session.tells_laws))
         self.counters.drafts += 1
-        self._post(DraftArrived(item.session, item.draft, self._now()))
+        self._post(DraftArrived(item.session, item.draft, now))
 
     def _take_error(self, link: DrafterLink, error: SessionError) -> None:
         """Epoch 0 is the error of a session that the drafter does not know. If an opening is on its

@@ -7,6 +7,7 @@ socket, a callback or a tensor. Sequences are named by `seq`, an integer the eng
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cluster.config import SchedulerConfig, SpeculationConfig
 from cluster.load import VerifierLoad
@@ -60,9 +61,9 @@ class DraftSessionLost:
     seq: int
 
 
-@dataclass(frozen=True, slots=True)
-class DraftArrived:
-    """A drafter's proposal for a live session, its epoch already checked."""
+class DraftArrived(NamedTuple):
+    """A drafter's proposal for a live session, its epoch already checked. A tuple, since a step may
+    bring hundreds."""
 
     seq: int
     draft: Draft

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from cluster.config import VerificationRule
 from cluster.draft_law import DraftLaw, could_have_drawn
@@ -143,7 +143,7 @@ class Speculation:
         if not self.tells_laws or all(_is_sound(node, vocab_size) for node in draft.nodes):
             return self.trie.insert(draft, self.drafter)
         nodes = tuple(node._replace(law=None) for node in draft.nodes)
-        outcome = self.trie.insert(replace(draft, nodes=nodes), self.drafter)
+        outcome = self.trie.insert(draft._replace(nodes=nodes), self.drafter)
         return DraftOutcome.LAWLESS if outcome is DraftOutcome.USED else outcome
 
     def laws(self, num_drafts: int) -> tuple[DraftLaw, ...]:

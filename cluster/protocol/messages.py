@@ -7,6 +7,7 @@ there is nothing of that kind.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cluster.load import VerifierLoad
 from cluster.types import Draft, GenerationEvent, GenerationRequest, Path, SamplingParams
@@ -164,9 +165,9 @@ class TargetBatch:
     before it, is lower is not worth drafting."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionDraft:
-    """A draft of one session; which of them are due, README.md beside this file says."""
+class SessionDraft(NamedTuple):
+    """A draft of one session; which of them are due, README.md beside this file says. A tuple,
+    since a message may bring one of every session."""
 
     session: int
     epoch: int

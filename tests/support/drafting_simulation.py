@@ -12,7 +12,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 
 from cluster.config import AheadConfig, SpeculationConfig
@@ -246,7 +246,7 @@ class Host:
         if self._simulation.rng.random() >= self._simulation.faults.corruption:
             return item
         nodes = (*item.draft.nodes, DraftNode(VOCAB_SIZE, -1, 0.5))
-        return replace(item, draft=replace(item.draft, nodes=nodes))
+        return item._replace(draft=item.draft._replace(nodes=nodes))
 
 
 class SimulatedStream:

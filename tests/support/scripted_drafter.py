@@ -7,7 +7,6 @@ do wrong; any of them may cost speed and must never cost anything else.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 import random
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -146,7 +145,7 @@ def far_anchor(session: ScriptedSession) -> list[SessionDraft]:
 
 def unknown_session(session: ScriptedSession) -> list[SessionDraft]:
     """Drafts for sessions that were never opened."""
-    return [dataclasses.replace(draft_of(session, chain_of([1])), session=2**63 + 1)]
+    return [draft_of(session, chain_of([1]))._replace(session=2**63 + 1)]
 
 
 def duplicated(answer: Answer, times: int = 3) -> Answer:

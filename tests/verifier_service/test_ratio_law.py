@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import math
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -133,11 +132,11 @@ class PiecemealDriver(EngineDriver):
         committed = tuple(self.sessions[seq])
         nodes = list(self._drafter(committed, self.requests[seq]))
         cut = self._rng.randrange(len(nodes))
-        first = replace(chain_draft(committed, nodes[:cut]), answers=None)
+        first = chain_draft(committed, nodes[:cut])._replace(answers=None)
         self.engine.inbox.put(DraftArrived(seq, first))
         behind = tuple(node.token_id for node in nodes[:cut])
         rest = [node._replace(parent=index - 1) for index, node in enumerate(nodes[cut:])]
-        second = replace(chain_draft((*committed, *behind), rest), answers=len(committed))
+        second = chain_draft((*committed, *behind), rest)._replace(answers=len(committed))
         if self._rng.random() < 0.7:
             self._held.append(DraftArrived(seq, second))
         else:
