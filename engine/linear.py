@@ -101,7 +101,7 @@ class ProductKernel(StrEnum):
     """What multiplies on a CPU."""
 
     PACKED = "packed"
-    """oneDNN in bfloat16, weights packed once, where the CPU multiplies bfloat16 itself."""
+    """oneDNN in bfloat16, weights packed once, where the CPU has matrix units for it."""
     NATIVE = "native"
     """Our kernels; a row's bits never depend on the others."""
     PLAIN = "plain"
@@ -111,7 +111,7 @@ class ProductKernel(StrEnum):
 @lru_cache
 def product_kernel(dtype: torch.dtype) -> ProductKernel:
     """The fastest that can be had here for weights of this dtype."""
-    if dtype == torch.bfloat16 and multiplies_bfloat16() and _packs():
+    if dtype == torch.bfloat16 and has_matrix_units() and _packs():
         return ProductKernel.PACKED
     try:
         check_kernels()
@@ -121,9 +121,9 @@ def product_kernel(dtype: torch.dtype) -> ProductKernel:
     return ProductKernel.NATIVE if dtype in DTYPES else ProductKernel.PLAIN
 
 
-def multiplies_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 itself, so that oneDNN need not widen it first."""
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+def has_matrix_units() -> bool:
+    """Whether this CPU multiplies whole tiles of bfloat16 (AMX), which our kernels do not use."""
+    return torch.cpu._is_amx_tile_supported()
 
 
 def kernel_class(dtype: torch.dtype, device: torch.device) -> str:

@@ -15,7 +15,7 @@ import torch
 
 from cluster.config import ModelConfig
 from engine.decoder import Decoder, UnsupportedModelError
-from engine.linear import multiplies_bfloat16
+from engine.linear import has_matrix_units
 from engine.models.distilled import DistilledDrafter, read_distilled
 from engine.models.draft_vocabulary import DraftVocabulary
 from engine.models.families import UnsupportedFamilyError, decoder_spec
@@ -95,8 +95,8 @@ def _lean(
 def _runs_native(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
     if config.implementation == "torch" or device.type != "cpu":
         return False
-    if config.implementation == "auto" and dtype == torch.bfloat16 and multiplies_bfloat16():
-        return False  # oneDNN's products need fewer steps of the CPU than ours, which widen first.
+    if config.implementation == "auto" and dtype == torch.bfloat16 and has_matrix_units():
+        return False  # Long prompts would wait: only oneDNN's products use such units.
     try:
         if dtype not in DTYPES:
             raise NativeUnavailableError(f"it has no kernels for {dtype}")

@@ -34,13 +34,15 @@ class NativeUnavailableError(RuntimeError):
 
 @lru_cache
 def native_library() -> tuple[ctypes.CDLL, str]:
-    """The compiled kernels, and a hash of their machine code.
+    """The compiled kernels, and a hash of their machine code and of who made the CPU: makers may
+    round products of bfloat16 in their own ways.
 
     Safe when processes race. Raises NativeUnavailableError.
     """
     try:
         file = _compiled(_compiler())
-        return ctypes.CDLL(str(file)), hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+        identity = hashlib.sha256(file.read_bytes() + _cpu(b"vendor_id"))
+        return ctypes.CDLL(str(file)), identity.hexdigest()[:16]
     except (OSError, subprocess.SubprocessError) as error:
         raise NativeUnavailableError(f"decoder.cpp: {_reason(error)}") from error
 
@@ -82,16 +84,16 @@ def _identity(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=60)
     sources = [file.read_bytes() for file in sorted(_SOURCES.iterdir())]
     digest = hashlib.sha256()
-    for part in (*sources, version.stdout, _FLAGS.encode(), _cpu()):
+    cpu = _cpu(b"model name", b"cpu family", b"model\t", b"flags", b"Features")
+    for part in (*sources, version.stdout, _FLAGS.encode(), cpu):
         digest.update(b"\0" + part)
     return digest.hexdigest()[:16]
 
 
-def _cpu() -> bytes:
-    """Model and instruction sets of this machine's CPU."""
+def _cpu(*names: bytes) -> bytes:
+    """What Linux tells of this machine's CPU under these names."""
     info = Path("/proc/cpuinfo")
     lines = info.read_bytes().split(b"\n") if info.is_file() else []
-    names = (b"model name", b"cpu family", b"model\t", b"flags", b"Features")
     return b"\n".join(sorted({line for line in lines if line.startswith(names)}))
 
 

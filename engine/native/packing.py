@@ -25,14 +25,12 @@ def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:
     library, _ = native_library()
     num_out, num_in = weight.shape
     weight = weight.contiguous()
-    num_elements = padded(num_out, library.paceline_panel_width()) * num_in
-    panels = torch.empty(num_elements, dtype=weight.dtype)
+    is_bf16 = ctypes.c_int64(weight.dtype == torch.bfloat16)
+    shape = ctypes.c_int64(num_out), ctypes.c_int64(num_in)
+    library.paceline_packed_bytes.restype = ctypes.c_int64
+    panels = torch.empty(library.paceline_packed_bytes(is_bf16, *shape), dtype=torch.uint8)
     library.paceline_pack(
-        ctypes.c_int64(weight.dtype == torch.bfloat16),
-        ctypes.c_void_p(weight.data_ptr()),
-        ctypes.c_int64(num_out),
-        ctypes.c_int64(num_in),
-        ctypes.c_void_p(panels.data_ptr()),
+        is_bf16, ctypes.c_void_p(weight.data_ptr()), *shape, ctypes.c_void_p(panels.data_ptr())
     )
     tensors = [panels] if bias is None else [panels, filled_up(bias)]
     matrix = Matrix(

@@ -13,7 +13,6 @@ from engine import linear
 from engine.linear import (
     ProductKernel,
     TiledLinear,
-    multiplies_bfloat16,
     product_kernel,
     replace_linears,
 )
@@ -31,7 +30,7 @@ def tiled(layer: nn.Module, dtype: torch.dtype) -> TiledLinear:
 
 
 KERNELS = [ProductKernel.NATIVE, ProductKernel.PLAIN]
-if multiplies_bfloat16():
+if torch.cpu._is_avx512_bf16_supported():  # where oneDNN packs bfloat16
     KERNELS.append(ProductKernel.PACKED)
 
 
@@ -101,7 +100,7 @@ def test_a_torch_without_the_private_operators_packs_nothing(
         raise RuntimeError("no such operator")
 
     monkeypatch.setattr(linear, "_packed_product", unavailable)
-    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(linear, "has_matrix_units", lambda: True)
     product_kernel.cache_clear()
     assert product_kernel(torch.bfloat16) is ProductKernel.NATIVE
     product_kernel.cache_clear()

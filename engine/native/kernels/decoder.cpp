@@ -1,8 +1,10 @@
-// A step of a Llama-like decoder on a CPU: weights and KV in bfloat16 or float32, arithmetic in
-// float32.
+// A step of a Llama-like decoder on a CPU: weights and KV in bfloat16 or float32, sums in float32.
+// Rows stay in float32 too, except that products with bfloat16 weights round them to bfloat16 where
+// the CPU multiplies pairs of it.
 //
 // The law of these kernels: the bits of a row depend on its own sequence up to itself and on nothing
-// else. Every output of a product is one sum over k in ascending order, whatever the number of rows;
+// else. Every output of a product is one sum over k in ascending order (pair by pair, with such a
+// CPU), whatever the number of rows;
 // attention adds over positions in ascending order, and a position that a row may not see adds an
 // exact zero. So it does not matter what else is in the step, nor how it is cut into threads.
 //
@@ -51,11 +53,10 @@ void embed(const PacelineModel& m, int64_t token_id, float* x) {
         for (int64_t i = 0; i < m.hidden; i++) x[i] = E::get(row + i * E::kBytes) * m.embedding_scale;
         return;
     }
-    const int64_t width = 2 * kLanes, stretch = width * E::kBytes;
-    char* panel = const_cast<char*>(m.head.panels) + token_id / width * m.hidden * stretch;
+    const int64_t width = 2 * kLanes;
+    char* panel = const_cast<char*>(m.head.panels) + token_id / width * panel_bytes_of<E>(m.hidden);
     for (int64_t i = 0; i < m.hidden; i++)
-        x[i] = E::get(E::template place<kLanes>(panel + i * stretch, token_id % width)) *
-               m.embedding_scale;
+        x[i] = E::get(place_in_panel<E>(panel, i, token_id % width)) * m.embedding_scale;
 }
 
 int64_t last_position(const PacelineStep& step) {
@@ -116,13 +117,13 @@ void forward(const PacelineModel& m, const PacelineStep& step) {
 
 template <class E>
 void pack(const char* weight, int64_t out, int64_t in, char* panels) {
-    const int64_t width = 2 * kLanes;
-    memset(panels, 0, padded(out, width) * in * E::kBytes);
+    const int64_t width = 2 * kLanes, panel_bytes = panel_bytes_of<E>(in);
+    memset(panels, 0, padded(out, width) / width * panel_bytes);
     for (int64_t o = 0; o < out; o++) {
-        char* panel = panels + o / width * in * width * E::kBytes;
+        char* panel = panels + o / width * panel_bytes;
         for (int64_t k = 0; k < in; k++)
-            memcpy(E::template place<kLanes>(panel + k * width * E::kBytes, o % width),
-                   weight + (o * in + k) * E::kBytes, E::kBytes);
+            memcpy(place_in_panel<E>(panel, k, o % width), weight + (o * in + k) * E::kBytes,
+                   E::kBytes);
     }
 }
 
@@ -142,13 +143,19 @@ int64_t paceline_workspace_floats(const PacelineModel* m, int64_t num_rows, int6
            m->num_threads * attention_floats(*m, s, num_positions);
 }
 
-// weight [out][in] elements; panels [out padded / width][in][width].
+// Bytes of a packed matrix.
+int64_t paceline_packed_bytes(int64_t is_bf16, int64_t out, int64_t in) {
+    const int64_t num_panels = padded(out, 2 * kLanes) / (2 * kLanes);
+    return num_panels * (is_bf16 ? panel_bytes_of<Bf16>(in) : panel_bytes_of<F32>(in));
+}
+
+// weight [out][in] elements.
 void paceline_pack(int64_t is_bf16, const char* weight, int64_t out, int64_t in, char* panels) {
     is_bf16 ? pack<Bf16>(weight, out, in, panels) : pack<F32>(weight, out, in, panels);
 }
 
-// y = x W^T + bias alone; x [rows][in], y [rows][out padded].
-void paceline_product(int64_t is_bf16, const Matrix* m, int64_t rows, const float* x, float* y,
+// y = x W^T + bias alone; x [rows][in], y [rows][out padded]. What was in x is lost.
+void paceline_product(int64_t is_bf16, const Matrix* m, int64_t rows, float* x, float* y,
                       int64_t num_threads) {
     is_bf16 ? product<Bf16>(*m, rows, x, m->in, y, padded_out(*m), num_threads)
             : product<F32>(*m, rows, x, m->in, y, padded_out(*m), num_threads);

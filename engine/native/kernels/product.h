@@ -5,7 +5,7 @@
 
 // A packed weight.
 struct Matrix {
-    const char* panels;  // [out / 2 L][in][2 L elements], out padded with zeros
+    const char* panels;  // [out / 2 L][in / kInputs][2 L kInputs elements], padded with zeros
     const float* bias;   // [out padded], or null
     int64_t in, out;
 };
@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kRowBlock = 48;  // Rows of x that stay in the L2 cache while a matrix passes.
 
-// y[r][0 .. 2 L P) = (Add ? y : 0) + sum over k of x[r][k] * panel p's k-th inputs.
+// y[r][0 .. 2 L P) = (Add ? y : 0) + sum over k < k_len of x[r][k] * panel p's k-th stretch.
 template <class E, int L, int R, int P, bool Add>
 __attribute__((noinline)) void tile(const float* __restrict x, int64_t x_stride,
                                     const char* __restrict panel, int64_t panel_bytes, int64_t k_len,
@@ -26,15 +26,16 @@ __attribute__((noinline)) void tile(const float* __restrict x, int64_t x_stride,
 #pragma GCC unroll 8
         for (int p = 0; p < 2 * P; p++) sum[r][p] = Add ? load<V>(y + r * y_stride + p * L) : V{};
     for (int64_t k = 0; k < k_len; k++) {
-        V w[2 * P];
+        typename E::template Weights<L> w[2 * P];
 #pragma GCC unroll 8
         for (int p = 0; p < P; p++)
-            E::template widen<L>(panel + p * panel_bytes + k * 2 * L * E::kBytes, w[2 * p], w[2 * p + 1]);
+            E::template widen<L>(panel + p * panel_bytes + k * 2 * L * E::kInputs * E::kBytes,
+                                 w[2 * p], w[2 * p + 1]);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
-            V value = x[r * x_stride + k] - V{};  // all lanes; minus zero changes nothing
+            const auto value = E::template spread<L>(x + r * x_stride, k);
 #pragma GCC unroll 8
-            for (int p = 0; p < 2 * P; p++) sum[r][p] += value * w[p];
+            for (int p = 0; p < 2 * P; p++) sum[r][p] = E::multiply_add(value, w[p], sum[r][p]);
         }
     }
 #pragma GCC unroll 16
@@ -74,12 +75,52 @@ inline void panel_product(int64_t rows, const float* x, int64_t x_stride, const 
 
 inline int64_t padded_out(const Matrix& m) { return padded(m.out, 2 * kLanes); }
 
-// y = x W^T + bias; x [rows][in], y [rows][out padded].
+// Bytes of a panel of a weight with so many inputs.
 template <class E>
-void product(const Matrix& m, int64_t rows, const float* x, int64_t x_stride, float* y,
-             int64_t y_stride, int num_threads) {
+int64_t panel_bytes_of(int64_t in) {
+    typedef typename WeightsOf<E>::type W;
+    return padded(in, W::kInputs) * 2 * kLanes * W::kBytes;
+}
+
+// The k-th input of a panel's output o.
+template <class E>
+inline char* place_in_panel(char* panel, int64_t k, int64_t o) {
+    typedef typename WeightsOf<E>::type W;
+    char* stretch = panel + k / W::kInputs * 2 * kLanes * W::kInputs * W::kBytes;
+    return W::template place<kLanes>(stretch, o) + k % W::kInputs * W::kBytes;
+}
+
+// For elements that are multiplied as floats, rows stay as they are.
+template <class W>
+void round_rows(float*, int64_t, int64_t, int64_t) {}
+
+#if defined(__AVX512BF16__)
+// Rounds rows to bfloat16 where they lie, so that each begins with its pairs, the last one filled up.
+template <>
+void round_rows<Bf16Pairs>(float* x, int64_t rows, int64_t in, int64_t x_stride) {
+    for (int64_t r = 0; r < rows; r++) {
+        float* row = x + r * x_stride;
+        for (int64_t k = 0; k < in; k += 32) {
+            float values[32] = {};
+            const int64_t count = in - k < 32 ? in - k : 32;
+            memcpy(values, row + k, count * sizeof(float));
+            const __m512bh rounded =
+                _mm512_cvtne2ps_pbh(load<__m512>(values + 16), load<__m512>(values));
+            memcpy((char*)row + 2 * k, &rounded, 2 * padded(count, 2));
+        }
+    }
+}
+#endif
+
+// y = x W^T + bias; x [rows][in], y [rows][out padded]. What was in x is lost.
+template <class E>
+void product(const Matrix& m, int64_t rows, float* x, int64_t x_stride, float* y, int64_t y_stride,
+             int num_threads) {
+    typedef typename WeightsOf<E>::type W;
     const int64_t width = 2 * kLanes, num_panels = padded_out(m) / width;
-    const int64_t panel_bytes = m.in * width * E::kBytes;
+    const int64_t panel_bytes = panel_bytes_of<E>(m.in);
+    const int64_t num_stretches = padded(m.in, W::kInputs) / W::kInputs;
+    round_rows<W>(x, rows, m.in, x_stride);
     for (int64_t first = 0; first < rows; first += kRowBlock) {
         const int64_t count = rows - first < kRowBlock ? rows - first : kRowBlock;
         const float* xs = x + first * x_stride;
@@ -93,13 +134,14 @@ void product(const Matrix& m, int64_t rows, const float* x, int64_t x_stride, fl
             const char* panel = m.panels + p * panel_bytes;
             float* out = ys + p * width;
             if (at_once == 4 && p + 4 <= num_panels) {
-                tile<E, kLanes, 1, 4, false>(xs, x_stride, panel, panel_bytes, m.in, out, y_stride);
+                tile<W, kLanes, 1, 4, false>(xs, x_stride, panel, panel_bytes, num_stretches, out, y_stride);
             } else if (at_once == 2 && p + 2 <= num_panels) {
-                tile<E, kLanes, 2, 2, false>(xs, x_stride, panel, panel_bytes, m.in, out, y_stride);
+                tile<W, kLanes, 2, 2, false>(xs, x_stride, panel, panel_bytes, num_stretches, out, y_stride);
             } else {
                 for (int64_t q = p; q < num_panels && q < p + at_once; q++)
-                    panel_product<E, kLanes, false>(count, xs, x_stride, m.panels + q * panel_bytes,
-                                                    panel_bytes, m.in, ys + q * width, y_stride);
+                    panel_product<W, kLanes, false>(count, xs, x_stride, m.panels + q * panel_bytes,
+                                                    panel_bytes, num_stretches, ys + q * width,
+                                                    y_stride);
             }
         }
     }

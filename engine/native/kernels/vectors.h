@@ -4,6 +4,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
 namespace {
 
 #if defined(__AVX512F__)
@@ -35,11 +39,27 @@ inline void store(void* p, V v) {
 
 inline int64_t padded(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-// --- elements: how a panel of 2 L outputs stores its k-th inputs -------------------------------
+// --- elements: how a panel of 2 L outputs stores its inputs, and how they are multiplied ---------
+//
+// A panel is stretch after stretch, each the next kInputs inputs of all its outputs.
+
+// Two floats are multiplied, one of each side.
+struct FloatProducts {
+    static constexpr int kInputs = 1;
+    template <int L>
+    using Weights = typename Vec<L>::F;
+    // x[k] in all lanes.
+    template <int L>
+    static inline typename Vec<L>::F spread(const float* x, int64_t k) {
+        return x[k] - typename Vec<L>::F{};  // minus zero changes nothing
+    }
+    template <class V>
+    static inline V multiply_add(V value, V w, V sum) { return sum + value * w; }
+};
 
 // bfloat16: L words, the lower half of word i is output i, the upper half output i + L. Two
 // operations widen all of them, and nothing is shuffled.
-struct Bf16 {
+struct Bf16 : FloatProducts {
     static constexpr int kBytes = 2;
     template <int L>
     static inline void widen(const char* p, typename Vec<L>::F& a, typename Vec<L>::F& b) {
@@ -68,7 +88,7 @@ struct Bf16 {
     }
 };
 
-struct F32 {
+struct F32 : FloatProducts {
     static constexpr int kBytes = 4;
     template <int L>
     static inline void widen(const char* p, typename Vec<L>::F& a, typename Vec<L>::F& b) {
@@ -84,5 +104,43 @@ struct F32 {
         return value;
     }
 };
+
+#if defined(__AVX512BF16__)
+// bfloat16 for CPUs that multiply pairs of it themselves, twice as many at once as floats: a word for
+// each output, its even input in the lower half. Rows are rounded to bfloat16 before (round_rows),
+// and a sum takes its inputs in ascending order pair by pair.
+struct Bf16Pairs {
+    static constexpr int kBytes = 2, kInputs = 2;
+    template <int L>
+    using Weights = __m512bh;
+    template <int L>
+    static inline void widen(const char* p, __m512bh& a, __m512bh& b) {
+        a = load<__m512bh>(p);
+        b = load<__m512bh>(p + 64);
+    }
+    template <int L>
+    static inline __m512bh spread(const float* x, int64_t k) {
+        return (__m512bh)_mm512_set1_epi32(load<int32_t>(x + k));
+    }
+    static inline Vec<16>::F multiply_add(__m512bh value, __m512bh w, Vec<16>::F sum) {
+        return _mm512_dpbf16_ps(sum, w, value);
+    }
+    template <int L>
+    static inline char* place(char* p, int i) { return p + 4 * i; }
+    static inline float get(const char* p) { return Bf16::get(p); }
+};
+#endif
+
+// How weights of an element type lie in panels.
+template <class E>
+struct WeightsOf {
+    typedef E type;
+};
+#if defined(__AVX512BF16__)
+template <>
+struct WeightsOf<Bf16> {
+    typedef Bf16Pairs type;
+};
+#endif
 
 }  // namespace

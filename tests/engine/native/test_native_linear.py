@@ -9,11 +9,15 @@ from engine.native.native_linear import NativeLinear
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("in_features", [1, 31, 100])
 @pytest.mark.parametrize("out_features", [1, 16, 33, 200])
-def test_products_are_right_and_a_row_s_bits_its_own(dtype: torch.dtype, out_features: int) -> None:
+def test_products_are_right_and_a_row_s_bits_its_own(
+    dtype: torch.dtype, out_features: int, in_features: int
+) -> None:
     torch.manual_seed(0)
-    weight, bias = torch.randn(out_features, 100).to(dtype), torch.randn(out_features).to(dtype)
-    rows = torch.randn(100, 100).to(dtype)
+    weight = torch.randn(out_features, in_features).to(dtype)
+    bias = torch.randn(out_features).to(dtype)
+    rows = torch.randn(100, in_features).to(dtype)
     linear = NativeLinear(weight, bias)
     expected = rows.double() @ weight.double().T + bias.double()
     got = linear(rows)
