@@ -3,10 +3,10 @@
 // the CPU multiplies pairs of it.
 //
 // The law of these kernels: the bits of a row depend on its own sequence up to itself and on nothing
-// else. Every output of a product is one sum over k in ascending order (pair by pair, with such a
-// CPU), whatever the number of rows;
-// attention adds over positions in ascending order, and a position that a row may not see adds an
-// exact zero. So it does not matter what else is in the step, nor how it is cut into threads.
+// else. Every output of a product is one sum over k in ascending order (pair by pair, on such a CPU),
+// whatever the number of rows; attention adds over positions in ascending order, and a position that
+// a row may not see adds an exact zero. So it does not matter what else is in the step, nor how it is
+// cut into threads.
 //
 // Compiled by engine/native/build.py, called through ctypes by engine/native/native_decoder.py.
 
