@@ -101,9 +101,9 @@ class DraftPlanner:
     @property
     def least_survival(self) -> float:
         """A draft that is less likely to be accepted is not worth making. One is verified if it
-        brings more than its row costs, which is the price; half of that leaves room for a drafter
-        that knows its chances badly."""
-        return min(1.0, 0.5 * self._worth.price)
+        brings more than its row costs, which is the price, and to make it costs some of the tax;
+        half of both leaves room for a drafter that knows its chances badly."""
+        return min(1.0, 0.5 * (self._worth.price + self._trial.tax))
 
     @property
     def knee_tokens(self) -> int:
