@@ -6,9 +6,10 @@
 A verifier with the embedded model in a process and on a core of its own; on the others a router in
 this process, and the embedded drafter in one of its own. Each cell is a kind of text, a drafter and
 a number of clients; in each of its rounds all modes answer the same prompts, in an order that
-rotates, so that what else runs on the machine meets all of them alike. Figures are tokens per
-second of wall-clock time; the bound is the 2.5 % quantile of a bootstrap over rounds. In the end:
-32 plain streams on a verifier that could speculate against those on one that cannot, by turns.
+rotates, so that what else runs on the machine meets all of them alike. Answers that do not count go
+before, for verifier and router to get used to the load. Figures are tokens per second of wall-clock
+time; the bound is the 2.5 % quantile of a bootstrap over rounds. In the end: 32 plain streams on a
+verifier that could speculate against those on one that cannot, by turns.
 benchmarks/envelope_prediction.py compares what `--out` writes with the simulator.
 """
 
@@ -23,7 +24,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -88,7 +89,7 @@ class System:
             len(texts) * num_tokens / seconds,
             sum(one["path"] == "plain" for one in told) / len(texts),
             sum(one["num_accepted_tokens"] for one in told) / max(1, num_steps),
-            statistics.mean(reply["usage"]["prompt_tokens"] for reply in replies),
+            statistics.mean(_tokens_read(reply["usage"]) for reply in replies),
         )
 
     async def complete(
@@ -121,7 +122,7 @@ class Run:
     accepted_per_step: float = 0.0
     """Drafts, over a sequence's steps of all kinds."""
     prompt_tokens: float = 0.0
-    """Mean length."""
+    """Mean length, without what the prefix cache held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +144,14 @@ class Cell:
 
     @property
     def bound(self) -> float:
-        """Lower end of the ratio's 95 % interval."""
+        """Lower end of the ratio's 95 % interval. Rounds are drawn whole: what slows one down slows
+        all its modes."""
         rng = random.Random(0)
-        measured = {mode: self.speeds(mode) for mode in MODES}
+        measured = zip(*(self.speeds(mode) for mode in MODES), strict=True)
+        rounds = [dict(zip(MODES, speeds, strict=True)) for speeds in measured]
         resampled = sorted(
-            _ratio({mode: rng.choices(speeds, k=len(speeds)) for mode, speeds in measured.items()})
-            for _ in range(RESAMPLES)
+            _ratio({mode: [speeds[mode] for speeds in drawn] for mode in MODES})
+            for drawn in (rng.choices(rounds, k=len(rounds)) for _ in range(RESAMPLES))
         )
         return resampled[round(0.025 * RESAMPLES)]
 
@@ -160,7 +163,12 @@ class Cell:
         return [name, *figures, f"{plain:.0%}", f"{self.ratio:.3f}", f"{self.bound:.3f}"]
 
 
-def _ratio(speeds: dict[str, list[float]]) -> float:
+def _tokens_read(usage: dict[str, Any]) -> int:
+    cached: int = usage["prompt_tokens_details"]["cached_tokens"]
+    return int(usage["prompt_tokens"]) - cached
+
+
+def _ratio(speeds: Mapping[str, Sequence[float]]) -> float:
     mean = {mode: statistics.mean(values) for mode, values in speeds.items()}
     return mean["auto"] / max(mean["on"], mean["off"])
 
@@ -199,9 +207,11 @@ async def measure(system: System, cell: Cell, number: int, num_tokens: int) -> N
     """One round of a cell."""
     texts = KINDS[cell.kind]
     asked = [texts[index % len(texts)] for index in range(cell.concurrency)]
+    prefix = f"{cell.kind} {cell.drafter} {cell.concurrency} {number}"
+    await system.run(asked, num_tokens, f"{prefix} before", drafter=cell.drafter)
     for index in range(len(MODES)):
         mode = MODES[(number + index) % len(MODES)]
-        salt = f"{cell.kind} {cell.drafter} {cell.concurrency} {number} {mode}"
+        salt = f"{prefix} {mode}"
         run = await system.run(asked, num_tokens, salt, mode=mode, drafter=cell.drafter)
         cell.runs[mode].append(run)
 

@@ -6,9 +6,9 @@
 
 For each cell of the envelope the simulator runs the same requests, all at once, over the drafter's
 table and the mean of those that the envelope took of its verifier between its rounds. Of the
-measurement it is told the lengths, and how many drafts a step accepts with one client that always
-speculates; everything else it foretells: plain steps, how batches grow, what the planner verifies,
-when the path policy switches.
+measurement it is told the lengths; what a plain step of one client takes beyond its forward, HTTP
+and all; and how many drafts a step accepts with one client that always speculates. Everything else
+it foretells: how batches grow, what the planner verifies, when the path policy switches.
 
 Drafts of the suffix drafter are made inside the verifier and cost next to nothing; here a drafter
 makes them that takes no time. Tokens per second of wall-clock time; the error is in the logarithm.
@@ -61,10 +61,12 @@ def scenario_of(
     cell: Mapping[str, Any],
     chance: float,
     num_tokens: int,
+    beyond_ms: float = 0.0,
 ) -> Scenario:
-    """The machine and the requests of a cell; they are all to come at once."""
+    """The machine and the requests of a cell; they are all to come at once. `beyond_ms`: of a step,
+    beside its forward."""
     verifier = {context: _mean_table(profiles, context) for context in ("0", CONTEXT)}
-    steps = {int(tokens): ms for tokens, ms in verifier["0"].items()}
+    steps = {int(tokens): ms + beyond_ms for tokens, ms in verifier["0"].items()}
     prompt_tokens = round(cell["runs"]["off"][0]["prompt_tokens"])
     context_ms = 1e3 * (verifier[CONTEXT]["1"] - verifier["0"]["1"]) / int(CONTEXT)
     drafting: dict[str, Any] = {"count": 1, "token_ms": {1: 0.001}, "prompt_ms": 0, "rtt_ms": 0.01}
@@ -122,6 +124,23 @@ def predicted(scenario: Scenario, mode: str) -> float:
     return sum(request.output_tokens for request in requests) / max(ends)
 
 
+def measured_speed(cell: Mapping[str, Any], mode: str) -> float:
+    """Tokens per second, the mean of all rounds."""
+    return statistics.mean(run["tokens_per_s"] for run in cell["runs"][mode])
+
+
+def beyond_forwards_ms(drafter: Profile, envelope: Mapping[str, Any]) -> float:
+    """What a plain step of one client took beyond its forward; 0 where none was measured."""
+    profiles, num_tokens = envelope["profiles"], envelope["num_tokens"]
+    found = [
+        1e3 / measured_speed(cell, "off")
+        - 1e3 / predicted(scenario_of(profiles, drafter, cell, 0.5, num_tokens), "off")
+        for cell in envelope["cells"]
+        if cell["concurrency"] == 1
+    ]
+    return max(0.0, statistics.mean(found)) if found else 0.0
+
+
 def compare(drafter: Profile, envelope: Mapping[str, Any]) -> list[list[Any]]:
     """(name, mode, measured, predicted) of every cell."""
     alone = {
@@ -130,13 +149,15 @@ def compare(drafter: Profile, envelope: Mapping[str, Any]) -> list[list[Any]]:
         )
         for cell in sorted(envelope["cells"], key=lambda cell: -int(cell["concurrency"]))
     }
+    profiles, num_tokens = envelope["profiles"], envelope["num_tokens"]
+    beyond_ms = beyond_forwards_ms(drafter, envelope)
     rows = []
     for cell in envelope["cells"]:
         chance = chance_of(alone[cell["kind"], cell["drafter"]])
-        scenario = scenario_of(envelope["profiles"], drafter, cell, chance, envelope["num_tokens"])
+        scenario = scenario_of(profiles, drafter, cell, chance, num_tokens, beyond_ms)
         name = f"{cell['kind']}, {cell['drafter']}, {cell['concurrency']}"
         for mode in MODES:
-            measured = statistics.mean(run["tokens_per_s"] for run in cell["runs"][mode])
+            measured = measured_speed(cell, mode)
             rows.append([name, mode, measured, predicted(scenario, mode)])
     return rows
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -19,19 +20,19 @@ from engine.model_runner import ModelRunner
 from verifier_service.planner import StepCost, StepProfile
 
 STEP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-_MAX_ROUNDS = 3
+_MAX_ROUNDS = 5
 _SIZE_BUDGET_MS = 150.0
 """No further round of a size that has taken this long: it is no longer small against noise."""
 _TRUSTED = 1.3
 """A kept profile holds where its step of one token differs by no more than this factor."""
-_FORMAT = 3
+_FORMAT = 4
 _CONTEXT_ROWS, _CONTEXT_LEN = 8, 1024
 """Where the cost of context is measured; a shorter context where there is less room."""
 
 
 def profile_steps(runner: ModelRunner) -> StepProfile:
     """Milliseconds of a forward by the tokens it takes, each with logits, what context adds, and
-    what a token without logits costs; the best of up to three."""
+    what a token without logits costs."""
     ms = {size: step_ms(runner, size) for size in step_sizes(runner)}
     return StepProfile(ms, _context_ms(runner, ms), prompt_share(runner, ms))
 
@@ -54,13 +55,13 @@ def step_sizes(runner: ModelRunner, context_len: int = 0) -> list[int]:
 def step_ms(
     runner: ModelRunner, num_tokens: int, context_len: int = 0, num_logits: int | None = None
 ) -> float:
-    """The best of some forwards of so many tokens of one sequence behind so many others; with
+    """The median of some forwards of so many tokens of one sequence behind so many others; with
     logits after all of these tokens, or after so many of the last."""
     wanted = num_tokens if num_logits is None else num_logits
     rounds = [_forward_ms(runner, num_tokens, context_len, wanted)]
     while len(rounds) < _MAX_ROUNDS and sum(rounds) < _SIZE_BUDGET_MS:
         rounds.append(_forward_ms(runner, num_tokens, context_len, wanted))
-    return min(rounds)
+    return median(rounds)
 
 
 def prompt_share(runner: ModelRunner, ms: Mapping[int, float]) -> float:

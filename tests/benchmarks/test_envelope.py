@@ -26,6 +26,12 @@ def test_the_bound_is_lower_the_more_rounds_differ() -> None:
     assert shaken.bound < shaken.ratio == pytest.approx(0.95)
 
 
+def test_the_bound_takes_rounds_whole() -> None:
+    """What slows a whole round down says nothing of auto."""
+    slow_rounds = cell([20.0, 10.0] * 4, [10.0, 5.0] * 4, [19.0, 9.5] * 4)
+    assert slow_rounds.bound == pytest.approx(slow_rounds.ratio)
+
+
 def test_the_table_names_the_mean_and_the_lowest_bound(capsys) -> None:
     print_envelope([cell([10.0], [10.0], [8.0]), cell([10.0], [10.0], [12.5], concurrency=32)])
     shown = capsys.readouterr().out

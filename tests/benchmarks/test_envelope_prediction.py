@@ -41,6 +41,15 @@ def test_on_a_flat_table_speed_is_tokens_over_steps(concurrency: int) -> None:
     assert foretold["auto"] == pytest.approx(foretold["on"], rel=0.1)
 
 
+def test_what_one_client_s_steps_take_beyond_forwards_is_told() -> None:
+    slower = envelope("model", 1, 1.5)
+    slower["cells"][0]["runs"]["off"][0]["tokens_per_s"] = 20.0
+    slower["cells"] += envelope("model", 4, 1.5)["cells"]
+    foretold = {(name, mode): speed for name, mode, _, speed in compare(DRAFTER, slower)}
+    assert foretold["chat, model, 1", "off"] == pytest.approx(20.0, rel=0.03)
+    assert foretold["chat, model, 4", "off"] == pytest.approx(4 * 20.0, rel=0.03)
+
+
 def test_where_every_row_costs_a_step_drafts_bring_nothing() -> None:
     steep = {"1": 40.0, "2": 80.0, "128": 5120.0}
     rows = compare(DRAFTER, envelope("suffix", 4, 0.2, steep))
