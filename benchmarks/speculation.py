@@ -3,9 +3,10 @@
     python -m benchmarks.speculation [--prompts-per-kind N] [--delay-ms 5,20,60] [--output FILE]
 
 A verifier in this process on one core, a drafter in a process of its own on another, gRPC between
-them. Held-out prompts of five kinds are answered plain and with drafts by turns: those of the
-verifier's own suffix drafter, those of the drafter replica, and of both as a request gets them that
-names none. The answers must be equal. Speed is that of decoding, from the first token on.
+them. Held-out prompts of five kinds, and texts to copy, are answered plain and with drafts by
+turns: those of the verifier's own suffix drafter, those of the drafter replica, and of both as a
+request gets them that names none. The answers must be equal. Speed is that of decoding, from the
+first token on.
 
 With `--delay-ms` every message to and from the drafter takes so much longer each way, and what the
 planner then decides is told.
@@ -52,7 +53,7 @@ from cluster.types import (
     TokensEvent,
     make_request_key,
 )
-from drafter_service.distill.prompts import ASKED_KINDS, held_out_prompts
+from drafter_service.distill.prompts import ASKED_KINDS, Kind, held_out_prompts
 from drafter_service.service import DrafterService
 from engine.loader import load_model
 from engine.model_runner import ModelRunner
@@ -69,6 +70,10 @@ from verifier_service.step_profile import profile_steps
 PLAIN = "plain"
 DRAFTERS = {"local": "suffix", "remote": "model", "both": "auto"}
 """What a request of each arm names."""
+COPY = "copy"
+KINDS = (*ASKED_KINDS, COPY)
+COPIED_SHARE = 8
+"""A text to copy stands twice in its prompt, and then one part of so many of it."""
 PROMPT_SEED = 7
 MIN_TOKENS = 8
 """Shorter answers tell nothing."""
@@ -311,11 +316,17 @@ was accepted whole, or was corrected"""
 def requests_of(
     runner: ModelRunner, args: argparse.Namespace
 ) -> list[tuple[str, GenerationRequest]]:
-    """Held-out prompts in chat format."""
+    """Held-out prompts in chat format, and to copy what some of them ask to edit, as it is."""
     tokenizer: Tokenizer = Tokenizer.from_str(runner.card.tokenizer_json)
-    requests = []
+    asked = []
     for prompt in held_out_prompts(PROMPT_SEED, args.prompts_per_kind):
         text = f"<|im_start|>user\n{prompt.text}<|im_end|>\n<|im_start|>assistant\n"
+        asked.append((str(prompt.kind), text))
+        if prompt.kind is Kind.EDIT:
+            copied = prompt.text.partition("\n\n")[2] + "\n\n"
+            asked.append((COPY, 2 * copied + copied[: len(copied) // COPIED_SHARE]))
+    requests = []
+    for kind, text in asked:
         prompt_ids = tuple(tokenizer.encode(text, add_special_tokens=False).ids)
         request = GenerationRequest(
             request_id="",
@@ -324,8 +335,8 @@ def requests_of(
             sampling=SamplingParams(temperature=args.temperature),
             max_tokens=args.tokens,
         )
-        if prompt.kind in args.kinds:
-            requests.append((str(prompt.kind), request))
+        if kind in args.kinds:
+            requests.append((kind, request))
     return requests
 
 
@@ -425,7 +436,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--model", default=EMBEDDED_MODEL)
     parser.add_argument("--drafter", default=EMBEDDED_DRAFTER)
-    parser.add_argument("--kinds", default=",".join(ASKED_KINDS), help="(%(default)s)")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="(%(default)s)")
     parser.add_argument("--arms", default="local,remote,both", help="(%(default)s)")
     parser.add_argument("--prompts-per-kind", type=int, default=8, help="(%(default)s)")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer (%(default)s)")

@@ -23,8 +23,10 @@ PROBE_EVERY = 16
 
 _HASTY = 4
 """A mode that lasts less than so many dwells makes the next dwell twice as long: a load that goes
-to and fro costs ever fewer switches."""
+to and fro about a threshold costs ever fewer switches."""
 _MAX_HASTE = 8
+_CLEAR_GAIN = 0.25
+"""Tokens per step, from which on there is no doubt that drafting pays."""
 
 
 class SpeculationMode(StrEnum):
@@ -97,6 +99,8 @@ class _Wish:
     code: PathReason
     urgent: bool = False
     """Does not wait for the dwell: there is nothing to speculate with, or nothing is known."""
+    clear: bool = False
+    """Far from the thresholds: waits for one dwell, however often the mode went to and fro."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,8 @@ class _Mode:
         """True if the mode switched."""
         if wish.path is not self.decision.path:
             held_s, dwell_s = now - self.since, self._haste * min_dwell_s
-            if self._has_switched and not wish.urgent and held_s < dwell_s:
+            least_s = min_dwell_s if wish.clear else dwell_s
+            if self._has_switched and not wish.urgent and held_s < least_s:
                 return False
             hasty = self._has_switched and held_s < _HASTY * dwell_s
             self._haste = min(2 * self._haste, _MAX_HASTE) if hasty else 1
@@ -286,13 +291,16 @@ class PathPolicy:
             cheap_below, most_loss = limits.plain_above_price, self._config.max_drafting_loss
         if price <= cheap_below and (gain is None or gain >= -most_loss):
             reason = f"{said} {at}, which is cheap (up to {cheap_below:.0%})"
-            return _Wish(Path.SPECULATIVE, reason, PathReason.DRAFTS_CHEAP)
+            clear = price <= cheap_below / 2
+            return _Wish(Path.SPECULATIVE, reason, PathReason.DRAFTS_CHEAP, clear=clear)
         if gain is not None and gain > limits.speculative_above_gain:
             reason = f"auto: {gains} {at}, over {limits.speculative_above_gain:.2f}"
-            return _Wish(Path.SPECULATIVE, reason, PathReason.DRAFTS_GAIN)
+            clear = gain >= _CLEAR_GAIN
+            return _Wish(Path.SPECULATIVE, reason, PathReason.DRAFTS_GAIN, clear=clear)
         if gain is not None and gain < limits.plain_below_gain:
             reason = f"auto: {gains} {at}, under {limits.plain_below_gain:.2f}"
-            return _Wish(Path.PLAIN, reason, PathReason.DRAFTS_COST)
+            clear = gain <= 0 and price >= (1.0 + cheap_below) / 2
+            return _Wish(Path.PLAIN, reason, PathReason.DRAFTS_COST, clear=clear)
         return _Wish(now, f"{said} {at}; {gains}: stays {now}", PathReason.BETWEEN)
 
     def _thresholds(self, tier: ServiceTier) -> _Thresholds:

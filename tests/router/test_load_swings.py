@@ -95,6 +95,21 @@ def test_a_load_that_swings_is_followed_within_two_seconds_by_one_switch_each_wa
             assert at - began <= 2.0
 
 
+@pytest.mark.parametrize("level", [6, 8, 10])
+def test_after_much_to_and_fro_a_clear_change_is_still_followed_within_two_seconds(level) -> None:
+    simulation = Simulation(FULL_CORE, CHAT)
+    simulation.run(level, 10.0)
+    for _ in range(5):  # Long enough for each to be followed, too short for the dwell to stay.
+        for running in (1, 32):
+            simulation.run(running, 3.0)
+    assert len(simulation.switches) >= 10
+    for running, path in ((1, Path.SPECULATIVE), (32, Path.PLAIN), (1, Path.SPECULATIVE)):
+        began = simulation.now
+        simulation.run(running, 4.0)
+        assert simulation.mode is path
+        assert simulation.switches[-1][0] - began <= 2.1
+
+
 @pytest.mark.parametrize("period_s", [0.2, 1.0, 3.0])
 @pytest.mark.parametrize("level", range(2, 16))
 def test_a_load_that_oscillates_by_one_never_thrashes(level: int, period_s: float) -> None:

@@ -22,6 +22,8 @@ from tests.support.local_system import REPOSITORY
 
 READY_TIMEOUT_S = 180.0
 EXIT_TIMEOUT_S = 10.0
+NUM_CPUS = 2
+"""That each node says it has. Ray starts as many workers at once, wanted or not."""
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # Five proxies start at once on a small machine.
@@ -63,7 +65,7 @@ class RayNodes:
         self._cluster = Cluster(
             initialize_head=True,
             head_node_args={
-                "num_cpus": 8,
+                "num_cpus": NUM_CPUS,
                 "object_store_memory": 80 << 20,
                 "include_dashboard": True,
                 "dashboard_port": free_port(),
@@ -91,7 +93,7 @@ class RayNodes:
     def add(self, role: str) -> str:
         """Start a node of this role; its id. Only in the main thread, because Ray sets signals."""
         node = self._cluster.add_node(
-            num_cpus=4, object_store_memory=80 << 20, labels={"paceline-role": role}
+            num_cpus=NUM_CPUS, object_store_memory=80 << 20, labels={"paceline-role": role}
         )
         self._nodes[node.node_id] = node
         return str(node.node_id)
