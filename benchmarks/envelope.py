@@ -8,8 +8,9 @@ this process, and the embedded drafter in one of its own. Each cell is a kind of
 a number of clients; in each of its rounds all modes answer the same prompts, in an order that
 rotates, so that what else runs on the machine meets all of them alike. Answers that do not count go
 before, for verifier and router to get used to the load. Figures are tokens per second of wall-clock
-time; the bound is the 2.5 % quantile of a bootstrap over rounds. In the end: 32 plain streams on a
-verifier that could speculate against those on one that cannot, by turns.
+time; the bound is the 2.5 % quantile of a bootstrap over rounds. First of all, while neither has
+served much: 32 plain streams on a verifier that could speculate against those on one that cannot,
+by turns.
 benchmarks/envelope_prediction.py compares what `--out` writes with the simulator.
 """
 
@@ -84,11 +85,10 @@ class System:
         )
         seconds = time.perf_counter() - started
         told = [reply["speculation"] for reply in replies]
-        num_steps = sum(one["num_steps"] for one in told)
         return Run(
             len(texts) * num_tokens / seconds,
             sum(one["path"] == "plain" for one in told) / len(texts),
-            sum(one["num_accepted_tokens"] for one in told) / max(1, num_steps),
+            [one["num_accepted_tokens"] / max(1, one["num_steps"]) for one in told],
             statistics.mean(_tokens_read(reply["usage"]) for reply in replies),
         )
 
@@ -119,8 +119,8 @@ class Run:
     tokens_per_s: float
     plain_share: float
     """Of the answers that ended on the plain path."""
-    accepted_per_step: float = 0.0
-    """Drafts, over a sequence's steps of all kinds."""
+    accepted_per_step: Sequence[float] = ()
+    """Drafts, over a sequence's steps of all kinds; of each answer."""
     prompt_tokens: float = 0.0
     """Mean length, without what the prefix cache held."""
 
@@ -275,6 +275,7 @@ async def run(arguments: argparse.Namespace) -> None:
             members.append((await stack.enter_async_context(process)).member)
         system = await stack.enter_async_context(running_system(SpeculationConfig(), members))
         await system.run(KINDS["chat"][:4], 16, "warm", mode="on")
+        await print_tax(system, rounds, num_tokens)
         profiles = []
         for number in range(rounds):
             for cell in cells:
@@ -285,11 +286,11 @@ async def run(arguments: argparse.Namespace) -> None:
         if arguments.out is not None:
             report = {
                 "num_tokens": num_tokens,
+                "num_texts": {kind: len(texts) for kind, texts in KINDS.items()},
                 "cells": [asdict(cell) for cell in cells],
                 "profiles": profiles,
             }
             arguments.out.write_text(json.dumps(report, indent=1) + "\n")
-        await print_tax(system, rounds, num_tokens)
 
 
 def _clients(text: str) -> tuple[int, ...]:

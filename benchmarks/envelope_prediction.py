@@ -7,8 +7,9 @@
 For each cell of the envelope the simulator runs the same requests, all at once, over the drafter's
 table and the mean of those that the envelope took of its verifier between its rounds. Of the
 measurement it is told the lengths; what a plain step of one client takes beyond its forward, HTTP
-and all; and how many drafts a step accepts with one client that always speculates. Everything else
-it foretells: how batches grow, what the planner verifies, when the path policy switches.
+and all; and how many drafts a step of each text accepts where it always speculates, among as few
+clients as there are. Everything else it foretells: how batches grow, what the planner verifies,
+when the path policy switches.
 
 Drafts of the suffix drafter are made inside the verifier and cost next to nothing; here a drafter
 makes them that takes no time. Tokens per second of wall-clock time; the error is in the logarithm.
@@ -22,6 +23,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,9 @@ from benchmarks.simulation.cluster import SimulatedCluster
 from benchmarks.simulation.scenario import Arm, Scenario
 from benchmarks.simulation.traffic import make_requests
 
-DEPTH = 8
-"""`speculation.num_speculative_tokens` by default."""
+DEPTHS = {"suffix": 16, "model": 8}
+"""Most drafts of a chain: drafters inside the verifier are not bound by
+`speculation.num_speculative_tokens`, only by what pays."""
 MODES = ("off", "on", "auto")
 DURATION_S = 300
 """Simulated at most."""
@@ -45,12 +48,12 @@ Profile = Mapping[str, Any]
 """What `paceline profile` writes."""
 
 
-def chance_of(accepted_per_step: float) -> float:
-    """The chance of every draft of a chain of DEPTH, if so many are accepted on the average."""
+def chance_of(accepted_per_step: float, depth: int) -> float:
+    """The chance of every draft of so deep a chain, if so many are accepted on the average."""
     low, high = 0.0, 1.0
     for _ in range(40):
         chance = (low + high) / 2
-        expected = sum(chance**position for position in range(1, DEPTH + 1))
+        expected = sum(chance**position for position in range(1, depth + 1))
         low, high = (chance, high) if expected < accepted_per_step else (low, chance)
     return low
 
@@ -101,7 +104,7 @@ def scenario_of(
                 "context_ms": max(0.0, context_ms),
                 "prompt_share": statistics.mean(one["prompt_share"] for one in profiles),
                 "scheduler": {"max_running_sequences": 32},
-                "num_speculative_tokens": DEPTH,
+                "num_speculative_tokens": DEPTHS[cell["drafter"]],
             },
             "drafters": drafting,
             "routers": {"count": 1},
@@ -114,10 +117,16 @@ def _mean_table(profiles: Sequence[Profile], context: str) -> dict[str, float]:
     return {tokens: statistics.mean(table[tokens] for table in tables) for tokens in tables[0]}
 
 
-def predicted(scenario: Scenario, mode: str) -> float:
-    """Tokens per second until the last of the requests, which come at once, has its answer."""
-    requests = [replace(request, arrival_s=0.0) for request in make_requests(scenario)]
-    cluster = SimulatedCluster(scenario, Arm.model_validate({"name": mode, "mode": mode}), requests)
+def predicted(scenarios: Sequence[Scenario], mode: str) -> float:
+    """Tokens per second until the last of the requests, which come at once, has its answer. The
+    scenarios differ in what drafts of each text are worth, and are taken by turns."""
+    of_text = [make_requests(scenario) for scenario in scenarios]
+    requests = [
+        replace(of_text[index % len(of_text)][index], arrival_s=0.0)
+        for index in range(len(of_text[0]))
+    ]
+    arm = Arm.model_validate({"name": mode, "mode": mode})
+    cluster = SimulatedCluster(scenarios[0], arm, requests)
     cluster.run()
     ends = [one.end_s for one in cluster.outcomes if one.end_s is not None]
     assert len(ends) == len(requests), "not all were answered"
@@ -129,12 +138,24 @@ def measured_speed(cell: Mapping[str, Any], mode: str) -> float:
     return statistics.mean(run["tokens_per_s"] for run in cell["runs"][mode])
 
 
+def accepted_per_step(envelope: Mapping[str, Any]) -> dict[tuple[str, str], list[float]]:
+    """Drafts that a step accepts, by text, where it always speculates, among as few clients as it
+    does."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for cell in sorted(envelope["cells"], key=lambda cell: int(cell["concurrency"])):
+        known = found.setdefault((cell["kind"], cell["drafter"]), [])
+        by_text = zip(*(run["accepted_per_step"] for run in cell["runs"]["on"]), strict=True)
+        num_texts = envelope["num_texts"][cell["kind"]]
+        known += [statistics.mean(runs) for runs in islice(by_text, len(known), num_texts)]
+    return found
+
+
 def beyond_forwards_ms(drafter: Profile, envelope: Mapping[str, Any]) -> float:
     """What a plain step of one client took beyond its forward; 0 where none was measured."""
     profiles, num_tokens = envelope["profiles"], envelope["num_tokens"]
     found = [
         1e3 / measured_speed(cell, "off")
-        - 1e3 / predicted(scenario_of(profiles, drafter, cell, 0.5, num_tokens), "off")
+        - 1e3 / predicted([scenario_of(profiles, drafter, cell, 0.5, num_tokens)], "off")
         for cell in envelope["cells"]
         if cell["concurrency"] == 1
     ]
@@ -143,22 +164,21 @@ def beyond_forwards_ms(drafter: Profile, envelope: Mapping[str, Any]) -> float:
 
 def compare(drafter: Profile, envelope: Mapping[str, Any]) -> list[list[Any]]:
     """(name, mode, measured, predicted) of every cell."""
-    alone = {
-        (cell["kind"], cell["drafter"]): statistics.mean(
-            run["accepted_per_step"] for run in cell["runs"]["on"]
-        )
-        for cell in sorted(envelope["cells"], key=lambda cell: -int(cell["concurrency"]))
-    }
+    accepted = accepted_per_step(envelope)
     profiles, num_tokens = envelope["profiles"], envelope["num_tokens"]
     beyond_ms = beyond_forwards_ms(drafter, envelope)
     rows = []
     for cell in envelope["cells"]:
-        chance = chance_of(alone[cell["kind"], cell["drafter"]])
-        scenario = scenario_of(profiles, drafter, cell, chance, num_tokens, beyond_ms)
+        of_text = accepted[cell["kind"], cell["drafter"]]
+        chances = [chance_of(one, DEPTHS[cell["drafter"]]) for one in of_text]
+        scenarios = [
+            scenario_of(profiles, drafter, cell, chance, num_tokens, beyond_ms)
+            for chance in chances
+        ]
         name = f"{cell['kind']}, {cell['drafter']}, {cell['concurrency']}"
         for mode in MODES:
             measured = measured_speed(cell, mode)
-            rows.append([name, mode, measured, predicted(scenario, mode)])
+            rows.append([name, mode, measured, predicted(scenarios, mode)])
     return rows
 
 

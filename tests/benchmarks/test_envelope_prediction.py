@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.envelope_prediction import DEPTH, MODES, chance_of, compare
+from benchmarks.envelope_prediction import MODES, accepted_per_step, chance_of, compare
 
 FLAT = {"1": 40.0, "32": 40.0, "128": 40.0}
 DRAFTER = {"step_ms": {"0": {"1": 0.01, "32": 0.01}}}
@@ -19,16 +19,36 @@ def profile(table: dict[str, float]) -> dict[str, Any]:
 def envelope(
     drafter: str, concurrency: int, accepted_per_step: float, table: dict[str, float] = FLAT
 ) -> dict[str, Any]:
-    run = {"tokens_per_s": 25.0, "accepted_per_step": accepted_per_step, "prompt_tokens": 8.0}
+    accepted = [accepted_per_step] * concurrency
+    run = {"tokens_per_s": 25.0, "accepted_per_step": accepted, "prompt_tokens": 8.0}
     runs = {mode: [run] for mode in MODES}
     cell = {"kind": "chat", "drafter": drafter, "concurrency": concurrency, "runs": runs}
-    return {"num_tokens": 96, "cells": [cell], "profiles": [profile(table)] * 2}
+    return {
+        "num_tokens": 96,
+        "num_texts": {"chat": 2},
+        "cells": [cell],
+        "profiles": [profile(table)] * 2,
+    }
 
 
+@pytest.mark.parametrize("depth", [1, 8])
 @pytest.mark.parametrize("chance", [0.1, 0.5, 0.9])
-def test_the_chance_is_found_again(chance: float) -> None:
-    accepted = sum(chance**position for position in range(1, DEPTH + 1))
-    assert chance_of(accepted) == pytest.approx(chance, abs=1e-6)
+def test_the_chance_is_found_again(chance: float, depth: int) -> None:
+    accepted = sum(chance**position for position in range(1, depth + 1))
+    assert chance_of(accepted, depth) == pytest.approx(chance, abs=1e-6)
+
+
+def test_each_text_has_the_acceptance_that_it_had_among_fewest() -> None:
+    measured = envelope("model", 4, 0.5)
+    measured["cells"] += envelope("model", 1, 2.0)["cells"]
+    assert accepted_per_step(measured) == {("chat", "model"): [2.0, 0.5]}
+
+
+def test_one_text_without_drafts_holds_up_the_last_answer() -> None:
+    measured = envelope("model", 2, 4.0)
+    measured["cells"][0]["runs"]["on"][0]["accepted_per_step"] = [4.0, 0.0]
+    foretold = {mode: speed for _, mode, _, speed in compare(DRAFTER, measured)}
+    assert foretold["on"] == pytest.approx(foretold["off"], rel=0.05)
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])
