@@ -182,6 +182,7 @@ drafts = st.builds(
     uint64,
     tuples_of(st.tuples(uint32, int32, floats).map(lambda node: DraftNode(*node)))
     | tuples_of(st.tuples(uint32, int32, floats, laws).map(lambda node: DraftNode(*node))),
+    st.none() | uint32,
 )
 drafter_batches = st.builds(
     DrafterBatch,

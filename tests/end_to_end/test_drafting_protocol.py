@@ -85,11 +85,11 @@ def _believes_all(self, draft, drafter=""):
     return DraftOutcome.USED if draft.nodes else DraftOutcome.DUPLICATE
 
 
-def _drops_in_silence(self, link, item):
+def _drops_in_silence(self, link, item, now):
     """A stale draft has no outcome."""
     session = self._sessions.get(item.session)
     if session is not None and session.link is link and item.epoch == session.epoch:
-        _take_draft(self, link, item)
+        _take_draft(self, link, item, now)
 
 
 _propose = SessionTable.propose
