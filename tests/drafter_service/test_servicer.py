@@ -250,12 +250,12 @@ async def test_silent_sessions_expire(start_service):
 
 
 async def test_sessions_of_a_verifier_that_falls_silent_are_closed(service):
-    hello = dataclasses.replace(HELLO, lease_ms=800)
+    hello = dataclasses.replace(HELLO, lease_ms=2_500)
     async with RawVerifier(service.address, hello) as verifier, RawVerifier(service.address) as old:
         await old.open(opening(1, REPETITIVE))
         await verifier.open(opening(1, REPETITIVE), opening(2, REPETITIVE, epoch=3))
         await eventually(lambda: service.num_sessions == 3)
-        for _ in range(16):  # its heart beats, for two leases
+        for _ in range(38):  # its heart beats, for one and a half leases
             await verifier.send(TargetBatch())
             await asyncio.sleep(0.1)
         assert service.num_sessions == 3

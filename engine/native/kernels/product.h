@@ -1,4 +1,5 @@
-// Products of rows with a packed matrix: every output is one sum over k in ascending order.
+// Products of rows with a packed matrix: every output is one sum over k in ascending order, or over
+// pairs of k (Bf16Pairs).
 #pragma once
 
 #include "vectors.h"
@@ -134,9 +135,11 @@ void product(const Matrix& m, int64_t rows, float* x, int64_t x_stride, float* y
             const char* panel = m.panels + p * panel_bytes;
             float* out = ys + p * width;
             if (at_once == 4 && p + 4 <= num_panels) {
-                tile<W, kLanes, 1, 4, false>(xs, x_stride, panel, panel_bytes, num_stretches, out, y_stride);
+                tile<W, kLanes, 1, 4, false>(xs, x_stride, panel, panel_bytes, num_stretches, out,
+                                             y_stride);
             } else if (at_once == 2 && p + 2 <= num_panels) {
-                tile<W, kLanes, 2, 2, false>(xs, x_stride, panel, panel_bytes, num_stretches, out, y_stride);
+                tile<W, kLanes, 2, 2, false>(xs, x_stride, panel, panel_bytes, num_stretches, out,
+                                             y_stride);
             } else {
                 for (int64_t q = p; q < num_panels && q < p + at_once; q++)
                     panel_product<W, kLanes, false>(count, xs, x_stride, m.panels + q * panel_bytes,

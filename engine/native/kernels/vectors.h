@@ -127,7 +127,6 @@ struct Bf16Pairs {
     }
     template <int L>
     static inline char* place(char* p, int i) { return p + 4 * i; }
-    static inline float get(const char* p) { return Bf16::get(p); }
 };
 #endif
 
