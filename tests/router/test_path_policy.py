@@ -273,6 +273,40 @@ def test_an_oscillating_load_switches_once_per_dwell() -> None:
     assert policy.switches.total() <= 60 / CONFIG.min_dwell_s + 1
 
 
+@pytest.mark.parametrize(
+    ("before", "marginal", "clear", "path"),
+    [
+        (load(9, price=DEAR, gain=0.0), load(3, price=0.45), load(1, price=0.1), Path.SPECULATIVE),
+        (
+            load(9, price=DEAR, gain=0.0),
+            load(9, price=DEAR, gain=0.2),
+            load(9, price=DEAR, gain=0.3),
+            Path.SPECULATIVE,
+        ),
+        (load(3), load(9, price=0.7, gain=0.0), load(9, price=0.95, gain=0.0), Path.PLAIN),
+    ],
+    ids=["drafts are free", "drafts gain much", "drafts cost a step"],
+)
+def test_what_is_clear_waits_for_one_dwell_and_what_is_not_for_longer(
+    before: ClusterLoad, marginal: ClusterLoad, clear: ClusterLoad, path: Path
+) -> None:
+    def after_to_and_fro() -> tuple[PathPolicy, float]:
+        policy, now = settled(before), 0.0
+        others = load(3) if path is Path.SPECULATIVE else load(9, price=DEAR, gain=0.0)
+        for _ in range(3):  # The dwell is eight times as long after these.
+            for report in (others, before):
+                while policy.observe(report, now) is False:
+                    now += 0.1
+        return policy, now
+
+    for report, is_followed in ((marginal, False), (clear, True)):
+        policy, now = after_to_and_fro()
+        policy.observe(report, now + CONFIG.min_dwell_s + 0.1)
+        assert (policy.mode is path) is is_followed
+        policy.observe(report, now + 8 * CONFIG.min_dwell_s + 0.1)
+        assert policy.mode is path
+
+
 def test_the_first_load_report_does_not_wait_for_the_dwell() -> None:
     policy = PathPolicy(CONFIG, 0.0)
     assert policy.decide(load(3), AUTO, 0.1).path is Path.SPECULATIVE

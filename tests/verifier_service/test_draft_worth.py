@@ -175,6 +175,14 @@ def test_drafters_are_told_which_drafts_are_worth_making(
     assert orders.least_survival == pytest.approx(least, abs=0.05)
 
 
+def test_what_making_drafts_costs_counts_too() -> None:
+    planner = DraftPlanner(FULL)
+    planner.stepped(8, 0, 80.0, num_drawn=8, drafting_ms=0.0, now=1.0)
+    before = planner.least_survival
+    planner._trial._log_tax = math.log(1.3)
+    assert planner.least_survival == pytest.approx(before + 0.15)
+
+
 def test_a_plain_sequence_pays_for_no_draft() -> None:
     driver = engine(FLAT)
     repeating(driver, Path.PLAIN)

@@ -51,6 +51,12 @@ def test_a_second_start_reads_what_the_first_measured(runner, cache, monkeypatch
     assert list(cache.iterdir()) == [file]
 
 
+def test_a_size_takes_what_its_forwards_take_for_the_most_part(runner, monkeypatch) -> None:
+    took_ms = iter((40.0, 9.0, 10.0, 11.0, 10.0))
+    monkeypatch.setattr(step_profile, "_forward_ms", lambda *_: next(took_ms))
+    assert step_profile.step_ms(runner, 1) == 10.0
+
+
 def test_a_profile_that_no_longer_holds_is_measured_anew(runner, cache, monkeypatch) -> None:
     kept_profile(runner, 1)
     monkeypatch.setattr(step_profile, "step_ms", by_rows_and_context)
