@@ -244,8 +244,11 @@ async def test_a_target_padded_further_is_drafted_for(target, tmp_path):
     padded = make_tiny_model(tmp_path / "padded", seed=2, vocab_size=130)
     save_tokenizer(padded, 128)
     async with running(padded, target) as pair:
-        requests = [pair.request(range(10 + i, 30 + i), SEEDED, 120) for i in range(4)]
-        answers = await pair.generate_all(requests)
+        answers: list[Answer] = []
+        async with asyncio.timeout(60):  # Many come to such an id before the drafter is ready.
+            while not any(answer.num_drafted_rounds() for answer in answers):
+                first = 10 + len(answers) % 80
+                requests = [pair.request(range(first + i, first + 20), SEEDED, 120) for i in range(4)]
+                answers += await pair.generate_all(requests)
         await pair.check(answers)
-        assert any(answer.num_drafted_rounds() for answer in answers)
         assert any(token_id >= 128 for answer in answers for token_id in answer.token_ids)
