@@ -248,7 +248,8 @@ async def test_a_target_padded_further_is_drafted_for(target, tmp_path):
         async with asyncio.timeout(60):  # Many come to such an id before the drafter is ready.
             while not any(answer.num_drafted_rounds() for answer in answers):
                 first = 10 + len(answers) % 80
-                requests = [pair.request(range(first + i, first + 20), SEEDED, 120) for i in range(4)]
+                prompts = [range(first + i, first + 20) for i in range(4)]
+                requests = [pair.request(prompt, SEEDED, 120) for prompt in prompts]
                 answers += await pair.generate_all(requests)
         await pair.check(answers)
         assert any(token_id >= 128 for answer in answers for token_id in answer.token_ids)
