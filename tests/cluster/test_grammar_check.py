@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from cluster.grammar import MAX_GRAMMAR_BYTES, GrammarError, GrammarKind, Gramma
 from cluster.grammar_check import GrammarChecker
 from tests.support.hostile_grammars import REFUSED, SERVED
 from tests.support.polling import TIMEOUT_S
+from tests.support.standstill import stand_still
 
 TOKENIZER_JSON = json.dumps(
     {
@@ -135,8 +137,8 @@ def test_it_goes_on_after_the_process_was_killed(checker: GrammarChecker) -> Non
 def test_a_worker_that_hangs_is_given_up(
     checker: GrammarChecker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asyncio.run(stand_still(worker_pid(checker)))
     monkeypatch.setattr(grammar_check, "_ANSWER_WITHIN_S", 0.3)
-    os.kill(worker_pid(checker), signal.SIGSTOP)
     with pytest.raises(GrammarError, match="too complex"):
         checker.check(GrammarSpec(GrammarKind.REGEX, "never answered"))
     monkeypatch.undo()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Self
 
 from cluster.rpc import new_incarnation
 from cluster.types import Member
-from tests.support.polling import TIMEOUT_S, eventually
+from tests.support.polling import TIMEOUT_S
+from tests.support.standstill import stand_still, stands_still
 
 REPOSITORY = Path(__file__).parents[2]
 START_TIMEOUT_S = 240.0
@@ -58,8 +58,7 @@ class DrafterProcess:
 
     async def stop(self) -> None:
         """SIGSTOP, and wait until every thread of it stands still."""
-        self._child.send_signal(signal.SIGSTOP)
-        await eventually(self.is_stopped)
+        await stand_still(self._child.pid)
 
     def resume(self) -> None:
         self._child.send_signal(signal.SIGCONT)
@@ -70,12 +69,7 @@ class DrafterProcess:
         return await asyncio.wait_for(self._child.wait(), TIMEOUT_S)
 
     def is_stopped(self) -> bool:
-        return set(self._thread_states()) == {"T"}
-
-    def _thread_states(self) -> list[str]:
-        tasks = f"/proc/{self._child.pid}/task"
-        stats = [Path(tasks, thread, "stat").read_text() for thread in os.listdir(tasks)]
-        return [stat.rpartition(")")[2].split()[0] for stat in stats]
+        return stands_still(self._child.pid)
 
     @property
     def _child(self) -> asyncio.subprocess.Process:
