@@ -115,8 +115,8 @@ void attend(const PacelineModel& m, const PacelineLayer& layer, const Pool& pool
                          (table[first_block + b + 1] * m.num_kv_heads + kv_head) * pool.head_bytes_k,
                      pool.head_bytes_k);
         for (int64_t g = 0; g < pool.groups; g++)
-            panel_product<E, kAttentionLanes, false>(
-                count, q, m.head_dim, keys + g * m.head_dim * stretch, 0, m.head_dim,
+            panel_product<E, kAttentionLanes, false, false>(
+                count, q, m.head_dim, keys + g * m.head_dim * stretch, m.head_dim,
                 scores + b * pool.slots + g * kGroup, stride);
     }
 
@@ -145,9 +145,9 @@ void attend(const PacelineModel& m, const PacelineLayer& layer, const Pool& pool
                          (table[first_block + b + 1] * m.num_kv_heads + kv_head) * pool.head_bytes_v,
                      pool.head_bytes_v);
         for (int64_t d = 0; d < dims; d += kGroup)
-            panel_product<E, kAttentionLanes, true>(count, scores + b * pool.slots, stride,
-                                                    values + d / kGroup * pool.slots * stretch, 0,
-                                                    pool.slots, sums + d, dims);
+            panel_product<E, kAttentionLanes, true, false>(
+                count, scores + b * pool.slots, stride, values + d / kGroup * pool.slots * stretch,
+                pool.slots, sums + d, dims);
     }
     for (int64_t i = 0; i < count; i++)
         for (int64_t d = 0; d < m.head_dim; d++) queries[i].output[d] = sums[i * dims + d] * scale[i];
