@@ -37,7 +37,7 @@ class GrammarChecker:
 
     def check(self, spec: GrammarSpec) -> None:
         """Blocks, mostly for milliseconds. Raises GrammarError, or OverloadedError if there was no
-        turn within the deadline, or InternalError if there can be no process."""
+        turn or no answer within the deadline, or InternalError if there can be no process."""
         check_size(spec)
         key = hashlib.sha256(f"{spec.kind}\0{spec.text}".encode()).digest()
         if not self._lock.acquire(timeout=_ANSWER_WITHIN_S):
@@ -82,7 +82,8 @@ class GrammarChecker:
             raise InternalError("the process that checks grammars does not start")
 
     def _exchange(self, line: list[Any]) -> str | None:
-        """The answer to a line, or None if the process died or hangs."""
+        """The answer to a line, or None if the process died of it. Raises OverloadedError if it
+        hangs: that is the machine's fault, and another try may do."""
         assert self._worker is not None
         assert self._worker.stdin is not None
         assert self._worker.stdout is not None
@@ -92,7 +93,10 @@ class GrammarChecker:
         except BrokenPipeError:
             return None
         ready, _, _ = select.select([self._worker.stdout], [], [], _ANSWER_WITHIN_S)
-        answer = self._worker.stdout.readline() if ready else b""
+        if not ready:
+            self._end_worker()
+            raise OverloadedError("a grammar was not checked in time", retry_after_s=1.0)
+        answer = self._worker.stdout.readline()
         return str(json.loads(answer)) if answer else None
 
     def _end_worker(self) -> None:
