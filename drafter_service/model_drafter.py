@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from tokenizers import Tokenizer
@@ -31,7 +32,7 @@ from engine.drafting.law import draft_key, draw_draft, law_of
 from engine.kv_cache import CachedPrefix, SequenceCache
 from engine.loader import load_model
 from engine.model_runner import ModelRunner
-from engine.processors import target_logits
+from engine.processors import token_probs
 from engine.target import Block, draw
 
 _CPU_STEP_TOKENS = 32
@@ -374,9 +375,10 @@ class ModelDrafter:
         for row, (session, place) in zip(rows, places, strict=True):
             row[session.chain.tail[place].token_id] = -torch.inf
         # The rows were adjusted when the chain was drawn.
-        draws = draw(rows, [s.block(s.chain.tail[:place], None) for s, place in places])
-        for row, drawn, (session, place) in zip(rows, draws, places, strict=True):
-            self._begin_branch(session, place, drawn.token_ids[0], row)
+        blocks = [s.block(s.chain.tail[:place], None) for s, place in places]
+        for runner_up, (session, place) in zip(self._draw(rows, blocks), places, strict=True):
+            if runner_up is not None:
+                self._begin_branch(session, place, runner_up)
 
     def _places(self, session: _Session, request: DraftRequest) -> list[int]:
         """Where the session shall have a branch and has none. A chain of laws has none: which of
@@ -387,20 +389,27 @@ class ModelDrafter:
         places = places[: max(0, request.num_branches - len(session.branches))]
         return [place for place in places if session.chain.tail[place] in self._rows]
 
-    def _begin_branch(
-        self, session: _Session, place: int, token_id: int | None, row: torch.Tensor
-    ) -> None:
-        runner_up = self._proposal(token_id, row, session.sampling)
-        if runner_up is not None and session.chain.cache is not None:
-            wrong = session.chain.tail[place]
-            confidence = runner_up.confidence * (1.0 - wrong.confidence)
-            tail = [*session.chain.tail[:place], _Drawn(runner_up.token_id, confidence)]
-            session.branches.append(_Path(tail, self._share(session.chain.cache), place))
+    def _begin_branch(self, session: _Session, place: int, runner_up: _Drawn) -> None:
+        assert session.chain.cache is not None
+        wrong = session.chain.tail[place]
+        confidence = runner_up.confidence * (1.0 - wrong.confidence)
+        tail = [*session.chain.tail[:place], _Drawn(runner_up.token_id, confidence)]
+        cache = self._fork(session.chain.cache, len(session.token_ids) + place)
+        session.branches.append(_Path(tail, cache, place))
+        self._settle(session)
 
-    def _share(self, cache: SequenceCache) -> SequenceCache:
-        """A cache that begins with the full blocks of committed tokens of another."""
+    def _fork(self, cache: SequenceCache, num_tokens: int) -> SequenceCache:
+        """A cache that begins with `num_tokens` of another, as far as these are computed: it shares
+        the full blocks of committed tokens and has a copy of the rest, if there is room."""
         num_full = cache.num_committed // self._kv.block_size
-        return self._kv.open(CachedPrefix(cache.prefix_name, tuple(cache.block_table[:num_full])))
+        shared = CachedPrefix(cache.prefix_name, tuple(cache.block_table[:num_full]))
+        fork = self._kv.open(shared)
+        num_computed = min(num_tokens, cache.num_slots)
+        if self._kv.reserve(fork, num_computed - fork.num_slots):
+            pairs = zip(cache.block_table, fork.block_table, strict=False)
+            for source, target in islice(pairs, num_full, None):
+                self._runner.copy_block(source, target)
+        return fork
 
     # --- KV ----------------------------------------------------------------------------------
 
@@ -534,15 +543,30 @@ class ModelDrafter:
         drawing = [feed.growth for feed in feeds if feed.draws]
         blocks = [g.session.block(g.path.tail, g.session.adjustments) for g in drawing]
         proposals: dict[_Growth, _Drawn | None] = {}
-        for growth, row, drawn in zip(drawing, logits, draw(logits, blocks), strict=True):
+        for growth, row, drawn in zip(drawing, logits, self._draw(logits, blocks), strict=True):
             if growth.session.law_key is not None:
                 proposals[growth] = self._draw_by_law(growth, row)
                 continue
-            proposal = self._proposal(drawn.token_ids[0], row, growth.session.sampling)
-            proposals[growth] = proposal
-            if proposal is not None and not growth.is_branch:
-                self._keep_row(proposal, row)
+            proposals[growth] = drawn
+            if drawn is not None and not growth.is_branch:
+                self._keep_row(drawn, row)
         return proposals
+
+    def _draw(self, logits: torch.Tensor, blocks: Sequence[Block]) -> list[_Drawn | None]:
+        """What blocks of one row draw; None where there is no token to propose.
+
+        logits  # [number of blocks, vocab]; afterwards adjusted
+        """
+        tokens: list[_Drawn | None] = [None] * len(blocks)
+        token_ids = [drawn.token_ids[0] for drawn in draw(logits, blocks)]
+        usable = {i: t for i, t in enumerate(token_ids) if t is not None and t < self._vocab_size}
+        if usable:
+            places, usable_ids = list(usable), list(usable.values())
+            params = [blocks[place].sampling for place in places]
+            probs = token_probs(logits[places], params, usable_ids)
+            for place, token_id, prob in zip(places, usable_ids, probs, strict=True):
+                tokens[place] = _Drawn(token_id, max(_LEAST_CONFIDENCE, prob))
+        return tokens
 
     def _draw_by_law(self, growth: _Growth, row: torch.Tensor) -> _Drawn | None:
         """The confidence is of the law alone: a word on what was drawn would tell of it before it
@@ -561,30 +585,11 @@ class ModelDrafter:
         if len(self._rows) > _MAX_KEPT_ROWS:
             self._rows.popitem(last=False)
 
-    def _proposal(
-        self, token_id: int | None, logits: torch.Tensor, sampling: SamplingParams
-    ) -> _Drawn | None:
-        if token_id is None or token_id >= self._vocab_size:
-            return None
-        return _Drawn(token_id, _probability(logits, sampling, token_id))
-
 
 def _least_survival(session: _Session, request: DraftRequest) -> float:
     """A chain of laws ends nowhere before its time: how far it goes must not hang on what was
     drawn."""
     return request.least_survival if session.law_key is None else 0.0
-
-
-def _probability(logits: torch.Tensor, sampling: SamplingParams, token_id: int) -> float:
-    """Of a token under the distribution it was drawn from, in (0, 1]; of a greedy one, under the
-    distribution at temperature 1.
-
-    logits  # [vocab]
-    """
-    target = target_logits(logits, sampling)
-    log_probs = torch.log_softmax(target.logits, dim=-1)
-    log_prob = float(log_probs[target.token_ids == token_id])
-    return min(1.0, max(_LEAST_CONFIDENCE, math.exp(log_prob)))
 
 
 def _default_step_tokens(runner: ModelRunner) -> int:

@@ -148,6 +148,11 @@ class KVPool:
         self._keys[layer].index_copy_(1, slots, torch.nan_to_num(key, 0.0, 0.0, 0.0))
         self._values[layer].index_copy_(1, slots, torch.nan_to_num(value, 0.0, 0.0, 0.0))
 
+    def copy_block(self, source: int, target: int) -> None:
+        for pool in (*self._keys, *self._values):
+            blocks = pool.view(len(pool), -1, self.block_size, pool.shape[2])
+            blocks[:, target] = blocks[:, source]
+
     def gather(self, layer: int, units: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of contexts.
 

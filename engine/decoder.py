@@ -51,6 +51,9 @@ class Decoder(Protocol):
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Make the pool: once, before the first forward."""
 
+    def copy_block(self, source: int, target: int) -> None:
+        """The keys and values of all its slots into another block."""
+
     def forward(self, slices: Sequence[SequenceSlice]) -> torch.Tensor:
         """One step over prefill chunks, decode tokens and drafts of many sequences.
 

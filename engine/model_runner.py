@@ -45,6 +45,10 @@ class ModelRunner:
         """One step; see Decoder.forward."""
         return self._decoder.forward(slices)
 
+    def copy_block(self, source: int, target: int) -> None:
+        """What one block of the pool holds into another; see Decoder.copy_block."""
+        self._decoder.copy_block(source, target)
+
     def warm_up(self) -> None:
         """Run once, so that the first request pays for nothing."""
         cache = self.kv.open()

@@ -82,6 +82,30 @@ def target_logits(logits: torch.Tensor, params: SamplingParams) -> TargetLogits:
     return TargetLogits(token_ids[kept], values[kept])
 
 
+def token_probs(
+    logits: torch.Tensor, params: Sequence[SamplingParams], token_ids: Sequence[int]
+) -> list[float]:
+    """The probability of one token of each row in the distribution that is sampled, all rows at
+    once; of greedy parameters, in the one at temperature 1.
+
+    logits     # [n, vocab] float32; -inf is probability 0, the largest of a row is finite
+    params     # n
+    token_ids  # n
+    """
+    scaled = ScaledLogits(logits, [1.0 if p.greedy else p.temperature for p in params])
+    rows = torch.arange(len(params), device=logits.device)
+    values = scaled.rows(rows)
+    if any(_truncates(p, scaled.vocab_size) for p in params):
+        ranked, _ = scaled.top(rows, num_ranked(params))
+        cuts = cut(scaled, rows, ranked, params)
+        all_ids = torch.arange(scaled.vocab_size, device=logits.device)
+        kept = is_kept(all_ids, values, cuts.lowest[:, None], cuts.last_ids[:, None])
+        values.masked_fill_(~kept, -torch.inf)
+    own_ids = torch.tensor(token_ids, device=logits.device)
+    probs: list[float] = values.softmax(-1)[rows, own_ids].tolist()
+    return probs
+
+
 def num_ranked(params: Sequence[SamplingParams]) -> int:
     """How many of the highest logits to rank before these rows are cut."""
     return max([_NUM_RANKED, *(p.top_k + 1 for p in params if p.top_k < _MAX_TOP_K)])

@@ -54,6 +54,12 @@ class ScaledLogits:
         """returns  # [vocab]"""
         return (self._logits[row] - self.largest[row]).div_(self._temperatures[row])
 
+    def rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows  # [m]
+        returns  # [m, vocab]
+        """
+        return self._scale(self._logits[rows], rows[:, None])
+
     def tokens(self, rows: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """rows, token_ids, returns  # [m]"""
         return self._scale(self._logits[rows, token_ids], rows)
@@ -80,7 +86,7 @@ class ScaledLogits:
         returns  # [m, num_ranked]
         """
         num_ranked = min(num_ranked, self.vocab_size)
-        negated = self._scale(self._logits[rows], rows[:, None]).neg_()
+        negated = self.rows(rows).neg_()
         if negated.device.type != "cpu":
             return negated.topk(num_ranked, largest=False).values.neg_()
         values = negated.numpy()

@@ -38,3 +38,7 @@ class BlockPool:
         """Put [n, num_kv_heads, head_dim] into the slots [n]."""
         for pool, new in ((self._keys[layer], key), (self._values[layer], value)):
             pool.flatten(0, 1).index_copy_(0, slots, torch.nan_to_num(new, 0.0, 0.0, 0.0))
+
+    def copy_block(self, source: int, target: int) -> None:
+        for pool in (*self._keys, *self._values):
+            pool[target] = pool[source]

@@ -76,6 +76,9 @@ class CapturedSteps:
         wanted = torch.tensor(rows.wanted, dtype=torch.long, device=self._layers.device)
         return self._layers.logits(hidden.index_select(0, wanted))
 
+    def copy_block(self, source: int, target: int) -> None:
+        self._pool.copy_block(source, target)
+
     def _run_captured(self, rows: PackedRows) -> torch.Tensor:
         shape = self._bucket(rows)
         content = fill_inputs(rows, shape, self._pool.scratch_block)

@@ -41,6 +41,9 @@ class DraftVocabulary:
     def allocate(self, num_blocks: int, block_size: int) -> None:
         self._inner.allocate(num_blocks, block_size)
 
+    def copy_block(self, source: int, target: int) -> None:
+        self._inner.copy_block(source, target)
+
     def forward(self, slices: Sequence[SequenceSlice]) -> torch.Tensor:
         own = self._inner.forward(slices)
         logits = own.new_full((len(own), self._vocab_size), -torch.inf)

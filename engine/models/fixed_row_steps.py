@@ -49,6 +49,9 @@ class FixedRowSteps:
         logits = [self._logits(part) for part in torch.split(hidden, ROWS)]
         return torch.cat(logits)
 
+    def copy_block(self, source: int, target: int) -> None:
+        self._pool.copy_block(source, target)
+
     def _hidden(self, rows: PackedRows) -> torch.Tensor:
         """Of the wanted rows among at most ROWS."""
         device, num_fillers = self._layers.device, ROWS - len(rows.token_ids)

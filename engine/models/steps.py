@@ -16,6 +16,9 @@ class Steps(Protocol):
     def run(self, rows: PackedRows) -> torch.Tensor:
         """Logits [num wanted rows, vocab_size] float32."""
 
+    def copy_block(self, source: int, target: int) -> None:
+        """As a decoder does."""
+
 
 MakeSteps = Callable[[int, int], Steps]
 """From the number of blocks of the pool and their size."""

@@ -46,6 +46,9 @@ class TiledSteps:
         wanted = torch.tensor(rows.wanted, dtype=torch.long)
         return self._layers.logits(hidden.index_select(0, wanted))
 
+    def copy_block(self, source: int, target: int) -> None:
+        self._pool.copy_block(source, target)
+
 
 def layer_shapes(spec: DecoderSpec) -> list[LayerShape]:
     """Of every layer's attention."""

@@ -48,6 +48,10 @@ class TorchDecoder:
         assert self._steps is None, "the pool is made once"
         self._steps = self._make_steps(num_blocks, block_size)
 
+    def copy_block(self, source: int, target: int) -> None:
+        assert self._steps is not None, "allocate comes first"
+        self._steps.copy_block(source, target)
+
     @torch.inference_mode()
     def forward(self, slices: Sequence[SequenceSlice]) -> torch.Tensor:
         assert self._steps is not None, "allocate comes first"

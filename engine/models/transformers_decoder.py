@@ -48,6 +48,10 @@ class TransformersDecoder:
         assert self._pool is None, "the pool is made once"
         self._pool = KVPool(self._shapes, num_blocks, block_size, self._dtype, self.device)
 
+    def copy_block(self, source: int, target: int) -> None:
+        assert self._pool is not None, "allocate comes first"
+        self._pool.copy_block(source, target)
+
     def forward(self, slices: Sequence[SequenceSlice]) -> torch.Tensor:
         assert self._pool is not None, "allocate comes first"
         rows = pack_rows(slices)

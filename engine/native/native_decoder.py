@@ -41,6 +41,8 @@ class NativeDecoder:
         self._slot_group: int = self._library.paceline_slot_group()
         self._kept: list[torch.Tensor] = []
         """Owns the memory that the structures point to."""
+        self._pool: list[torch.Tensor] = []
+        """Keys and values of each layer, [num_blocks, bytes of a block]."""
         self._layers = (Layer * len(spec.layers))()
         self._rotations = [self._rotation(index) for index in range(len(spec.ropes))]
         for index, layer in enumerate(weights.layers):
@@ -74,10 +76,16 @@ class NativeDecoder:
     def allocate(self, num_blocks: int, block_size: int) -> None:
         assert not self._model.block_size, "the pool is made once"
         self._model.block_size = block_size
+        key_bytes, value_bytes = self._layer_block_bytes(block_size)
         for layer in self._layers:
-            key_bytes, value_bytes = self._layer_block_bytes(block_size)
-            layer.keys = self._keep(torch.zeros(num_blocks * key_bytes, dtype=torch.uint8))
-            layer.values = self._keep(torch.zeros(num_blocks * value_bytes, dtype=torch.uint8))
+            keys = torch.zeros(num_blocks, key_bytes, dtype=torch.uint8)
+            values = torch.zeros(num_blocks, value_bytes, dtype=torch.uint8)
+            layer.keys, layer.values = keys.data_ptr(), values.data_ptr()
+            self._pool += keys, values
+
+    def copy_block(self, source: int, target: int) -> None:
+        for blocks in self._pool:
+            blocks[target] = blocks[source]
 
     def _layer_block_bytes(self, block_size: int) -> tuple[int, int]:
         """Of keys and of values; slots and values' elements are filled up to whole groups."""

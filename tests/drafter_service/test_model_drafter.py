@@ -500,17 +500,19 @@ def test_branches_behind_what_was_accepted_stay():
     sessions.end_all()
 
 
-def test_a_branch_takes_over_the_full_blocks_of_committed_tokens():
-    """The rest of its prefix is computed anew, once."""
+def test_a_branch_computes_its_own_tokens_alone():
+    """What it has in common with the chain is shared in full blocks of committed tokens, of which
+    10 tokens make 2, and copied behind those."""
     sessions = Sessions.scripted(law=torn_law, block_size=4)
     key = sessions.begin(range(3, 13))
     sessions.draft(key)
-    fed = sessions.runner.fed_by(lambda: sessions.draft(key, num_branches=1, branch_len=2))
-    [branch] = sessions.branches(key)
-    place = len(branch) - 2
-    # Of 10 committed tokens 8 are in full blocks; then the chain up to the place, and the branch's
-    # first token; a second one is drawn and not fed.
-    assert fed == 2 + place + 1
+    fed = sessions.runner.fed_by(lambda: sessions.draft(key, num_branches=4, branch_len=2))
+    assert len(sessions.branches(key)) == 4
+    assert fed == 4  # Each one's first token; a second one is drawn and not fed.
+    forks = [len(branch) - 2 for branch in sessions.branches(key)]
+    assert sorted(forks) == [0, 1, 2, 3]
+    # The places 10 to 12 are reached through the third block, 12 and on through the fourth, too.
+    assert sessions.runner.num_copied_blocks == sum(1 + (10 + fork > 12) for fork in forks)
     sessions.end_all()
 
 
@@ -546,27 +548,21 @@ def test_a_chain_that_has_proved_right_gets_no_branches():
 
 
 def test_branches_hold_up_no_chain():
-    """16 branches that have their prefixes to compute, and 8 tokens in a forward: the call ends
-    with the chains."""
+    """16 branches of 6 tokens, where chains grow by 2: the call ends with the chains. The next one,
+    with nothing else to do, takes as many forwards as the branches need."""
     sessions = Sessions.scripted(law=torn_law, max_step_tokens=8, num_blocks=400, block_size=16)
     keys = [sessions.begin([token] * 7) for token in range(4, 8)]
     while not all(sessions.draft(*keys)):
         pass
+    wanted = {"num_tokens": 6, "num_branches": 4, "branch_len": 6}
     before = sessions.runner.num_forwards
-    sessions.draft(*keys, num_tokens=6, num_branches=4, branch_len=3)
+    sessions.draft(*keys, **wanted)
     assert sessions.runner.num_forwards - before == 2
     before = sessions.runner.num_forwards
-    sessions.draft(*keys, num_tokens=6, num_branches=4, branch_len=3)
-    assert sessions.runner.num_forwards - before == 2
-    for _ in range(20):
-        sessions.draft(*keys, num_tokens=6, num_branches=4, branch_len=3)
-    assert all(len(sessions.branches(key)) == 4 for key in keys)
-    assert (
-        sessions.runner.fed_by(
-            lambda: sessions.draft(*keys, num_tokens=6, num_branches=4, branch_len=3)
-        )
-        == 0
-    )
+    sessions.draft(*keys, **wanted)
+    assert sessions.runner.num_forwards - before == 3
+    assert [len(b) for key in keys for b in sessions.branches(key)] == [6, 7, 8, 9] * 4
+    assert sessions.runner.fed_by(lambda: sessions.draft(*keys, **wanted)) == 0
     sessions.end_all()
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.types import SamplingParams
-from engine.processors import target_logits
+from engine.processors import target_logits, token_probs
 from engine.sampling import SampleRow, sample
 from engine.scaled_logits import ScaledLogits
 
@@ -114,6 +114,26 @@ def test_min_p_keeps_what_is_likely_beside_the_most_likely(
         kept = probs >= min_p * probs.max() * (1 - 1e-6)
         assert target.token_ids.tolist() == without.token_ids[kept].tolist()
         assert torch.equal(target.logits, without.logits[kept])
+
+
+def test_token_probs_are_those_of_the_distribution_of_each_row() -> None:
+    torch.manual_seed(0)
+    params = [
+        SamplingParams(0.0),
+        SamplingParams(1.0),
+        SamplingParams(0.7, top_k=3),
+        SamplingParams(1.3, top_p=0.8),
+        SamplingParams(0.6, 40, 0.9, 0.05),
+    ]
+    for rows in (params, params[:2], params[3:]):
+        logits = 3 * torch.randn(len(rows), 300)
+        logits[:, 200:] = -torch.inf
+        for token_id in (*logits.argmax(-1).tolist(), 7, 250):
+            probs = token_probs(logits.clone(), rows, [token_id] * len(rows))
+            for row, p, prob in zip(logits, rows, probs, strict=True):
+                target = target_logits(row, p)
+                kept = torch.softmax(target.logits, -1)[target.token_ids == token_id]
+                assert prob == pytest.approx(float(kept.sum()), rel=1e-4)
 
 
 def test_min_p_of_one_row_is_not_that_of_another() -> None:

@@ -49,6 +49,10 @@ class StepsDecoder:
     def allocate(self, num_blocks: int, block_size: int) -> None:
         self.steps = self._make_steps(num_blocks, block_size)
 
+    def copy_block(self, source: int, target: int) -> None:
+        assert self.steps is not None
+        self.steps.copy_block(source, target)
+
     @torch.inference_mode()
     def forward(self, slices: Sequence[SequenceSlice]) -> torch.Tensor:
         assert self.steps is not None

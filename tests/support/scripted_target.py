@@ -87,6 +87,7 @@ class ScriptedRunner:
         self.num_forwards = 0
         self.max_rows = 0
         self.num_fed = 0
+        self.num_copied_blocks = 0
         self._pool = [_Entry()] * (num_blocks * block_size)
 
     def forward(self, slices: Sequence[SequenceSlice]) -> torch.Tensor:
@@ -98,6 +99,12 @@ class ScriptedRunner:
             self._write(part)
         rows = [row for part in slices for row in self._rows(part)]
         return torch.tensor(rows, dtype=torch.float32).reshape(len(rows), self.vocab_size)
+
+    def copy_block(self, source: int, target: int) -> None:
+        self.num_copied_blocks += 1
+        size = self.kv.block_size
+        held = self._pool[source * size : (source + 1) * size]
+        self._pool[target * size : (target + 1) * size] = held
 
     def _write(self, part: SequenceSlice) -> None:
         prefix_hash = self._read(part, part.start)[1]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.decoder import Decoder, SequenceSlice
 from engine.models.captured_steps import CapturedSteps
@@ -21,6 +21,7 @@ from engine.models.layers import DecoderLayers, plain_product
 from engine.models.paged_attention import GatherKernel
 from engine.models.spec import Activation, DecoderSpec, DecoderWeights, Rope
 from engine.models.torch_decoder import TorchDecoder
+from engine.models.transformers_decoder import TransformersDecoder
 from engine.native.native_decoder import NativeDecoder
 from tests.support.decoders import (
     BLOCK_SIZE,
@@ -219,6 +220,30 @@ def test_only_the_wanted_rows_come_out(name: str, family_folders: dict[str, Path
         logits, torch.cat([whole[1][-3:], whole[2][-1:]]), rtol=0.1, atol=0.1
     )
     assert decoder.forward(slices[:1]).shape == (0, 128)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [*DECODERS, "transformers"])
+@torch.inference_mode()
+def test_a_sequence_goes_on_from_a_copied_block(
+    name: str, dtype: str, family_folders: dict[str, Path]
+) -> None:
+    """As from the block itself, which goes another way meanwhile."""
+    folder = family_folders["gemma3"]
+    if name == "transformers":
+        config = AutoConfig.from_pretrained(folder)
+        decoder: Decoder = TransformersDecoder(folder, config, DTYPES[dtype], CPU)
+        decoder.allocate(5, BLOCK_SIZE)
+    else:
+        decoder = make(name, folder, DTYPES[dtype])
+    whole, other = random_ids(0, 30), random_ids(1, 10)
+    expected = decoder.forward([SequenceSlice([0, 1], 0, whole, 10)])
+    decoder.forward([SequenceSlice([2, 3], 0, whole[:20], 1)])
+    decoder.copy_block(3, 4)
+    decoder.forward([SequenceSlice([2, 3], 16, other, 1)])
+    continued = decoder.forward([SequenceSlice([2, 4], 20, whole[20:], 10)])
+    tolerance = {"float32": 1e-4, "bfloat16": 0.1}[dtype]
+    torch.testing.assert_close(continued, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_a_block_has_the_bytes_that_the_pool_takes_for_it(
