@@ -8,10 +8,11 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from cluster.config import (
     DrafterConfig,
@@ -28,8 +29,11 @@ from tests.support.generation import RunningVerifier, running_verifier
 from tests.support.http_server import serve_http
 from tests.support.polling import eventually
 
+T = TypeVar("T")
+
 CONNECT_TIMEOUT_S = 60.0
 CLIENT_TIMEOUT_S = 540.0
+MAX_RUNS = 5
 DRAFT_DEADLINE_MS = 60_000.0
 """So long that drafts come in time on a busy machine too."""
 
@@ -50,6 +54,20 @@ class Served:
     def num_accepted_drafts(self) -> int:
         """Of all requests that have ended."""
         return self.router.totals.num_accepted_tokens
+
+
+async def found_by(
+    client: Callable[[Served], Awaitable[T]], model: Path, *, speculative: bool
+) -> list[T]:
+    """What a client finds out, each time that it is run: with `speculative` until drafts were
+    accepted. On a busy machine short answers are over before a drafter has read their prompts."""
+    found: list[T] = []
+    async with served(model, speculative=speculative) as system:
+        while not found or (speculative and not system.num_accepted_drafts):
+            assert len(found) < MAX_RUNS, "no draft was accepted"
+            found.append(await client(system))
+        assert speculative or not system.num_accepted_drafts
+    return found
 
 
 @asynccontextmanager

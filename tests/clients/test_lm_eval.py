@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.clients.packages import python_of
-from tests.clients.server import Served, run_client, served
+from tests.clients.server import Served, found_by, run_client
 
 pytestmark = pytest.mark.long
 
@@ -93,14 +94,14 @@ def read_results(out: Path) -> dict[str, Any]:
 async def with_and_without(
     model: Path, tmp_path: Path, kind: str, endpoint: str, tasks: list[Path]
 ) -> dict[str, Any]:
-    found = []
-    for speculative in (True, False):
-        async with served(model, speculative=speculative) as system:
-            out = tmp_path / f"out-{speculative}"
-            found.append(await evaluate(system, kind, endpoint, tasks, out))
-            assert (system.num_accepted_drafts > 0) == speculative
-    assert found[0] == found[1]
-    return found[0]
+    async def run(system: Served) -> dict[str, Any]:
+        out = Path(tempfile.mkdtemp(dir=tmp_path))
+        return await evaluate(system, kind, endpoint, tasks, out)
+
+    drafted = await found_by(run, model, speculative=True)
+    (plain,) = await found_by(run, model, speculative=False)
+    assert all(found == plain for found in drafted)
+    return plain
 
 
 async def test_local_completions(model: Path, tmp_path: Path) -> None:
