@@ -20,7 +20,7 @@ from engine.model_runner import ModelRunner
 from verifier_service.planner import StepCost, StepProfile
 
 STEP_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32, 48, 64, 96, 128)
-"""Devices take rows in tiles, so that T is a staircase: every number of rows that up to 8 drafts for
+"""Devices take rows in tiles, so that T is a staircase: every number of rows that up to 8 drafts of
 one sequence make, and of the others those where stairs are likely."""
 _MAX_ROUNDS = 5
 _SIZE_BUDGET_MS = 150.0
