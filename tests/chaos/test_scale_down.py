@@ -84,6 +84,7 @@ async def test_50_streams_lose_nothing(tmp_path):
         kv_cache=KVCacheConfig(num_blocks=1024),
         # Nothing is drafted here, so that it shows whose sessions they are.
         speculation=SpeculationConfig(planner="fixed", local_drafters=()),
+        drain_grace_s=0.05,  # Too short for most of its answers, so that they are handed over.
     )
     verifiers, drafters = Replicas(), Replicas()
     async with AsyncExitStack() as stack:

@@ -27,7 +27,7 @@ def _map_of(value: Schema) -> Schema:
     return {"type": "object", "additionalProperties": value}
 
 
-_QUANTITY: Schema = {"type": "string", "pattern": r"^[0-9.]+([kMGTP]i?|m)?$"}
+_QUANTITY: Schema = {"type": "string", "pattern": r"^[0-9.]+(m|k|[MGTPE]|[KMGTPE]i)?$"}
 _RESOURCES = _object(requests=_map_of(_QUANTITY), limits=_map_of(_QUANTITY))
 _SECRET_KEY = _object(("secretKeyRef",), secretKeyRef=_object(("key",), name=STRING, key=STRING))
 _METADATA = _object(

@@ -151,7 +151,7 @@ async def running_router(config: RouterConfig, card: ModelCard) -> AsyncIterator
 async def running_verifier(config: VerifierConfig) -> AsyncIterator[RunningVerifier]:
     service = await VerifierService.start(config, host="127.0.0.1")
     yield RunningVerifier(service)
-    await service.stop(grace_s=1.0)
+    await service.stop(grace_s=min(1.0, config.drain_grace_s))
 
 
 @asynccontextmanager
