@@ -25,6 +25,8 @@ logger = logging.getLogger("paceline.router")
 SEND_GRACE_S = 5.0
 """What a client that does not read has left after its request's deadline."""
 
+LINGER_S = 2.0
+
 SSE_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -115,6 +117,23 @@ class ReplyResponse(Response):
                 await self._send_all(send, error_response(error))
 
 
+class EarlyResponse(Response):
+    """Answers before the whole body came, and ends the connection, which what still trickles in
+    would hold open. For LINGER_S that is thrown away first: a connection that is closed on unread
+    bytes is reset, and the client might never read why it was refused."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.headers["connection"] = "close"
+        head = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **head})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 def json_response(value: Json, status: int = 200) -> Response:
     """A JSON answer."""
     return Response(openai_format.encode_json(value), status, media_type="application/json")
@@ -123,14 +142,13 @@ def json_response(value: Json, status: int = 200) -> Response:
 def error_response(error: PacelineError) -> Response:
     """An error as OpenAI's clients expect it."""
     status = error_row(error).http_status
-    response = json_response(openai_error_body(error), status)
+    kind = EarlyResponse if status in (401, 408, 413) else Response
+    data = openai_format.encode_json(openai_error_body(error))
+    response = kind(data, status, media_type="application/json")
     if status in (429, 503):
         response.headers["retry-after"] = str(max(1, round(error.retry_after_s or 1)))
     elif status in (500, 504):
         response.headers["x-should-retry"] = "false"  # the SDKs would, and it cannot help
-    elif status in (401, 408, 413):
-        # Answered before the whole body came. What still trickles in would hold it open.
-        response.headers["connection"] = "close"
     return response
 
 

@@ -9,6 +9,7 @@ import json
 import logging
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 from fastapi.routing import APIRoute
@@ -230,6 +231,16 @@ async def test_who_is_refused_cannot_hold_the_connection_by_more_of_the_body(
             writer.write(b"more")
             await asyncio.wait_for(reader.read(), TIMEOUT_S)
         writer.close()
+
+
+@pytest.mark.parametrize("status", [401, 413])
+async def test_who_is_refused_reads_why_however_large_the_body(closed, deployment, status):
+    """All of it is sent before the answer is read, as most clients do."""
+    asked = closed if status == 401 else deployment
+    async with serve_http(asked.app) as url, httpx.AsyncClient(base_url=url) as client:
+        for _ in range(5):
+            response = await client.post("/v1/chat/completions", content=b"x" * (16 << 20))
+            assert response.status_code == status
 
 
 async def test_the_command_line_takes_its_key_from_the_environment(closed, monkeypatch):

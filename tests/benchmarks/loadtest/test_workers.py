@@ -47,5 +47,5 @@ def test_workers_share_one_clock_and_one_load(
     assert {record.outcome for record in records} == {Outcome.OK}
     for record in records:
         assert record.scheduled_s == pytest.approx(0.05 * (record.index + 1))
-        assert 0 <= record.schedule_delay_s < 5.0  # A busy machine adds to it.
+        assert -0.01 < record.schedule_delay_s < 5.0  # Timers are coarse, and machines busy.
     assert "39 ok" in capsys.readouterr().err
