@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 60.0
 CLIENT_TIMEOUT_S = 540.0
-MAX_RUNS = 5
+MAX_RUNS = 10
 DRAFT_DEADLINE_MS = 60_000.0
 """So long that drafts come in time on a busy machine too."""
 

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 PROMPT = "one two one two"
 DRAFTED: Json = {"speculation": {"mode": "on", "num_speculative_tokens": 4}}
 PLAIN: Json = {"speculation": {"mode": "off"}}
-ENOUGH: Json = {"max_tokens": 40, "ignore_eos": True, "temperature": 0}
+ENOUGH: Json = {"max_tokens": 120, "ignore_eos": True, "temperature": 0}
 """The first tokens come before any draft."""
 
 

@@ -63,8 +63,7 @@ async def check(service: DrafterService) -> None:
     """It drafts for a good verifier, and holds nothing of the other."""
     async with RawVerifier(service.address) as verifier:
         await verifier.open(opening(1, REPETITIVE))
-        draft = (await verifier.draft(1, len(REPETITIVE))).draft
-        assert [node.token_id for node in draft.nodes[:3]] == [5, 3, 4]
+        assert (await verifier.chain(1, len(REPETITIVE)))[:3] == [5, 3, 4]
     await eventually(lambda: service.num_sessions == 0)
     service.check_health()
 

@@ -90,7 +90,7 @@ async def test_a_mismatch_is_refused_in_words(start_service, change, word):
         assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
         assert word in error.details()
         await fitting.open(opening(1, REPETITIVE))
-        assert (await fitting.draft(1, 8)).draft.nodes
+        assert await fitting.chain(1, 8)
 
 
 async def test_a_drafter_without_a_vocabulary_fits_any(service):
@@ -118,18 +118,17 @@ async def test_a_stream_without_a_hello_ends(service, monkeypatch):
 async def test_open_commit_and_resume_are_answered_from_the_last_token(service):
     async with RawVerifier(service.address) as verifier:
         await verifier.open(opening(1, REPETITIVE, epoch=7))
-        draft = await verifier.draft(1, 8)
-        assert draft.epoch == 7
-        assert draft.draft.anchor_hash == prefix_hash(REPETITIVE)
-        assert [n.token_id for n in draft.draft.nodes] == [3, 1, 2, 3]
+        assert await verifier.chain(1, 8) == [3, 1, 2, 3]
+        first = verifier.drafts[0]
+        assert first.epoch == 7
+        assert first.draft.anchor_hash == prefix_hash(REPETITIVE)
 
         await verifier.commit((1, 8, (3, 9)))
         assert (await verifier.draft(1, 10)).draft.nodes == ()
 
         await verifier.send(TargetBatch(pauses=(1,), commits=(CommitTokens(1, 10, (2, 3)),)))
         await verifier.send(TargetBatch(resumes=(1,)))
-        draft = await verifier.draft(1, 12)
-        assert [n.token_id for n in draft.draft.nodes] == [9, 2, 3, 9]
+        assert await verifier.chain(1, 12) == [9, 2, 3, 9]
 
 
 async def test_a_paused_session_says_nothing(service):
@@ -223,7 +222,7 @@ async def test_bytes_that_are_no_message_end_their_stream_alone(service, first):
             await asyncio.wait_for(read_all(call), TIMEOUT_S)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         await verifier.open(opening(1, REPETITIVE))
-        assert (await verifier.draft(1, 8)).draft.nodes
+        assert await verifier.chain(1, 8)
 
 
 async def test_a_dead_verifier_leaves_nothing(service):

@@ -6,7 +6,6 @@ Real gRPC on both sides; the drafter is a process of its own where it is to be k
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 
 import pytest
@@ -16,7 +15,7 @@ from cluster.load import DrafterState
 from cluster.types import GenerationRequest, Path, SamplingParams
 from tests.support.drafter_process import DrafterProcess
 from tests.support.generation import during, running_verifier
-from tests.support.polling import TIMEOUT_S, eventually
+from tests.support.polling import eventually
 from tests.support.scripted_drafter import ScriptedDrafter, misbehaviours
 from tests.support.tiny_models import make_tiny_model
 
@@ -68,12 +67,7 @@ def ids(answers):
 
 
 async def until_accepted(verifier, tag):
-    """Answers with accepted drafts: some are over before their session is open."""
-    answers, attempts = [], itertools.count()
-    async with asyncio.timeout(TIMEOUT_S):
-        while not any(answer.stats.num_accepted_tokens for answer in answers):
-            answers = await verifier.generate(requests(f"{tag}-{next(attempts)}"))
-    return answers
+    return await verifier.generate_drafted(lambda attempt: requests(f"{tag}-{attempt}"))
 
 
 async def test_every_way_gives_the_same_ids(model):

@@ -3,6 +3,7 @@ answers as plain, whoever drafts, and exact counts."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ from drafter_service.service import DrafterService
 from router.api import create_app
 from router.service import RouterService
 from tests.support.generation import RunningVerifier, running_verifier
-from tests.support.polling import eventually
+from tests.support.polling import TIMEOUT_S, eventually, until
 from tests.support.scripted_drafter import ScriptedDrafter, noise
 from tests.support.tiny_models import make_tiny_model
 
@@ -120,8 +121,14 @@ async def test_a_suffix_drafter_replica_learns_from_the_outputs_of_one_tenant_al
 
         first = await num_steps("first", "us")
         other = await num_steps("other", "them")
-        assert await num_steps("again", "us") < 0.7 * min(first, other)
         assert abs(first - other) < 0.2 * first
+        attempts = itertools.count()
+
+        async def far_fewer() -> bool:
+            """Unless answers are over before their prompts are read."""
+            return await num_steps(f"again-{next(attempts)}", "us") < 0.7 * min(first, other)
+
+        await until(far_fewer, TIMEOUT_S)
         await drafter.stop(grace_s=0.1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -23,7 +24,7 @@ from cluster.types import (
     TokensEvent,
 )
 from router.generation_client import GenerationClient, LinkState
-from tests.support.polling import eventually
+from tests.support.polling import TIMEOUT_S, eventually
 from verifier_service.service import VerifierService
 
 OnTokens = Callable[[TokensEvent], None]
@@ -38,6 +39,11 @@ class Answer:
     events: list[TokensEvent] = field(default_factory=list)
     reason: FinishReason | None = None
     stats: SpeculationStats = field(default_factory=SpeculationStats)
+
+    @property
+    def num_accepted(self) -> int:
+        """Of its tokens, those that were drafted."""
+        return sum(sum(event.drafted) for event in self.events)
 
 
 class RunningVerifier:
@@ -66,6 +72,19 @@ class RunningVerifier:
         """All requests at once."""
         marked = [replace(request, path=path) for request in requests]
         return await asyncio.gather(*(self._one(request, on_tokens) for request in marked))
+
+    async def generate_drafted(
+        self, make_requests: Callable[[int], Sequence[GenerationRequest]], min_accepted: int = 1
+    ) -> list[Answer]:
+        """Answers with at least so many accepted drafts: requests are made, by number of the
+        attempt, until they have. Some are over before a drafter has read their prompts."""
+        answers: list[Answer] = []
+        async with asyncio.timeout(TIMEOUT_S):
+            for attempt in itertools.count():
+                answers = await self.generate(make_requests(attempt))
+                if sum(answer.num_accepted for answer in answers) >= min_accepted:
+                    break
+        return answers
 
     async def _one(self, request: GenerationRequest, on_tokens: OnTokens) -> Answer:
         answer = Answer()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 from benchmarks.loadtest.results import read_results
 from cluster.cli import main
-from tests.clients.server import served
+from tests.clients.server import Served, found_by
 from tests.support.tiny_models import make_tiny_model
 
 PROFILE = """
@@ -23,12 +24,17 @@ slo: {ttft_ms: 60000}
 
 
 async def test_paths_and_acceptance_come_from_the_router(tmp_path: Path) -> None:
-    profile, out = tmp_path / "profile.yaml", tmp_path / "out"
+    profile = tmp_path / "profile.yaml"
     profile.write_text(PROFILE)
-    async with served(make_tiny_model(tmp_path / "tiny")) as system:
+
+    async def run(system: Served) -> Path:
+        out = tmp_path / f"out-{time.monotonic_ns()}"
         words = ["--url", system.url, "--profile", str(profile), "--out", str(out)]
         assert await asyncio.to_thread(main, ["loadtest", *words]) == 0
-    results, records = read_results(out)
+        return out
+
+    outs = await found_by(run, make_tiny_model(tmp_path / "tiny"), speculative=True)
+    results, records = read_results(outs[-1])
     groups = {group.arm: group for group in results.groups}
     assert groups["on"].paths == {"speculative": 6}
     assert groups["off"].paths == {"plain": 6}

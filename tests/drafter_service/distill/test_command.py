@@ -92,17 +92,19 @@ def test_it_learned_something(
 async def test_a_distilled_drafter_changes_no_output(
     target_folder: Path, distilled: Distilled
 ) -> None:
-    requests = [
-        GenerationRequest(
-            request_id=f"{index}",
-            request_key=1000 + index,
-            prompt_ids=tuple(range(3 + index, 20 + 2 * index)),
-            sampling=SamplingParams(temperature=(0.0, 0.7, 1.0)[index % 3]),
-            max_tokens=200,
-            ignore_eos=True,
-        )
-        for index in range(9)
-    ]
+    def requests(tag: object) -> list[GenerationRequest]:
+        return [
+            GenerationRequest(
+                request_id=f"{tag}-{index}",
+                request_key=1000 + index,
+                prompt_ids=tuple(range(3 + index, 20 + 2 * index)),
+                sampling=SamplingParams(temperature=(0.0, 0.7, 1.0)[index % 3]),
+                max_tokens=200,
+                ignore_eos=True,
+            )
+            for index in range(9)
+        ]
+
     config = DrafterConfig(
         kind="model",
         model=ModelConfig(source=str(distilled.folder), dtype="float32"),
@@ -111,16 +113,15 @@ async def test_a_distilled_drafter_changes_no_output(
     async with running_verifier(
         str(target_folder), dtype="float32", draft_deadline_ms=60_000
     ) as verifier:
-        plain = await verifier.generate(requests, path=ServingPath.PLAIN)
+        plain = await verifier.generate(requests("plain"), path=ServingPath.PLAIN)
         drafter = await DrafterService.start(config, host="127.0.0.1")
         member = Member(drafter.incarnation, drafter.address, model=drafter.name)
         try:
             await verifier.use_drafters(member)
-            drafted = await verifier.generate(requests, path=ServingPath.SPECULATIVE)
+            drafted = await verifier.generate_drafted(requests, min_accepted=20)
         finally:
             await drafter.stop(0.0)
     assert [a.token_ids for a in drafted] == [a.token_ids for a in plain]
-    assert sum(sum(event.drafted) for a in drafted for event in a.events) > 20, "none accepted"
 
 
 # --- what it refuses --------------------------------------------------------------------------
