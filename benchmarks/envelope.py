@@ -5,12 +5,13 @@
 
 A verifier with the embedded model in a process and on a core of its own; on the others a router in
 this process, and the embedded drafter in one of its own. Each cell is a kind of text, a drafter and
-a number of clients; in each of its rounds all modes answer the same prompts, in an order that
-rotates, so that what else runs on the machine meets all of them alike. Answers that do not count go
-before, for verifier and router to get used to the load. Figures are tokens per second of wall-clock
-time; the bound is the 2.5 % quantile of a bootstrap over rounds. First of all, while neither has
-served much: 32 plain streams on a verifier that could speculate against those on one that cannot,
-by turns.
+a number of clients, each of which has one request under way at any time; in each of its rounds all
+modes answer the same prompts, in an order that rotates, so that what else runs on the machine meets
+all of them alike. Answers that do not count go before, for verifier and router to get used to the
+load. Figures are tokens per second of wall-clock time until a client finds no prompt left: from
+then on fewer are under way. The bound is the 2.5 % quantile of a bootstrap over rounds. First of
+all, while neither has served much: 32 plain streams on a verifier that could speculate against
+those on one that cannot, by turns.
 benchmarks/envelope_prediction.py compares what `--out` writes with the simulator.
 """
 
@@ -58,6 +59,8 @@ CONCURRENCIES = (1, 2, 4, 8, 16, 32)
 QUICK_CONCURRENCIES = (1, 8, 32)
 LEAST_MEAN, LEAST_BOUND, MOST_TAX = 0.97, 0.93, 0.02
 RESAMPLES = 1000
+MIN_ANSWERS = 4
+"""Of a round; by default two of each client."""
 START_TIMEOUT_S = 120.0
 PROFILE_CONTEXTS = (0, 256)
 """A profile is taken after each round, for the simulator."""
@@ -76,21 +79,34 @@ class System:
     model: str
 
     async def run(
-        self, texts: Sequence[str], num_tokens: int, salt: str, **speculation: str
+        self, texts: Sequence[str], num_clients: int, num_tokens: int, salt: str, **speculation: str
     ) -> Run:
-        """All texts at once."""
-        started = time.perf_counter()
-        replies = await asyncio.gather(
-            *(self.complete(text, num_tokens, salt, **speculation) for text in texts)
-        )
-        seconds = time.perf_counter() - started
-        told = [reply["speculation"] for reply in replies]
+        """All texts, by so many clients."""
+        waiting = iter(enumerate(texts))
+        replies: dict[int, dict[str, Any]] = {}
+        speeds: list[float] = []
+        before, started = self.num_tokens, time.perf_counter()
+
+        async def ask() -> None:
+            for index, text in waiting:
+                replies[index] = await self.complete(text, num_tokens, salt, **speculation)
+            seconds = time.perf_counter() - started
+            speeds.append((self.num_tokens - before) / seconds)
+
+        await asyncio.gather(*(ask() for _ in range(num_clients)))
+        told = [replies[index]["speculation"] for index in range(len(texts))]
         return Run(
-            len(texts) * num_tokens / seconds,
+            speeds[0],
             sum(one["path"] == "plain" for one in told) / len(texts),
             [one["num_accepted_tokens"] / max(1, one["num_steps"]) for one in told],
-            statistics.mean(_tokens_read(reply["usage"]) for reply in replies),
+            statistics.mean(_tokens_read(reply["usage"]) for reply in replies.values()),
         )
+
+    @property
+    def num_tokens(self) -> int:
+        """That the router has seen so far."""
+        metrics = self.router.requests
+        return metrics.ttft.count + metrics.inter_token.count
 
     async def complete(
         self, text: str, num_tokens: int, salt: str, **speculation: str
@@ -205,15 +221,21 @@ async def running_system(
 
 async def measure(system: System, cell: Cell, number: int, num_tokens: int) -> None:
     """One round of a cell."""
-    texts = KINDS[cell.kind]
-    asked = [texts[index % len(texts)] for index in range(cell.concurrency)]
+    asked = texts_of(cell.kind, max(MIN_ANSWERS, 2 * cell.concurrency))
     prefix = f"{cell.kind} {cell.drafter} {cell.concurrency} {number}"
-    await system.run(asked, num_tokens, f"{prefix} before", drafter=cell.drafter)
+
+    async def run(texts: Sequence[str], salt: str, **mode: str) -> Run:
+        drafter = cell.drafter
+        return await system.run(texts, cell.concurrency, num_tokens, salt, drafter=drafter, **mode)
+
+    await run(asked[: cell.concurrency], f"{prefix} before")
     for index in range(len(MODES)):
         mode = MODES[(number + index) % len(MODES)]
-        salt = f"{prefix} {mode}"
-        run = await system.run(asked, num_tokens, salt, mode=mode, drafter=cell.drafter)
-        cell.runs[mode].append(run)
+        cell.runs[mode].append(await run(asked, f"{prefix} {mode}", mode=mode))
+
+
+def texts_of(kind: str, count: int) -> list[str]:
+    return list(itertools.islice(itertools.cycle(KINDS[kind]), count))
 
 
 def print_envelope(cells: Sequence[Cell]) -> None:
@@ -231,13 +253,13 @@ def print_envelope(cells: Sequence[Cell]) -> None:
 
 async def print_tax(configured: System, rounds: int, num_tokens: int) -> None:
     """What a verifier that could speculate loses while nobody does."""
-    texts = [KINDS["chat"][index % len(KINDS["chat"])] for index in range(32)]
+    texts = texts_of("chat", 32)
     speeds: dict[str, list[float]] = {"could": [], "cannot": []}
     async with running_system(NEVER) as never:
         for number in range(rounds):
             order = [("could", configured), ("cannot", never)]
             for name, system in order if number % 2 else reversed(order):
-                run = await system.run(texts, num_tokens, f"tax {number} {name}", mode="off")
+                run = await system.run(texts, 32, num_tokens, f"tax {number} {name}", mode="off")
                 speeds[name].append(run.tokens_per_s)
     could, cannot = (statistics.median(speeds[name]) for name in ("could", "cannot"))
     print_table(
@@ -265,7 +287,7 @@ def pinned_to(cores: set[int]) -> Iterator[None]:
 
 async def run(arguments: argparse.Namespace) -> None:
     concurrencies = arguments.clients or (QUICK_CONCURRENCIES if arguments.quick else CONCURRENCIES)
-    num_tokens = 32 if arguments.quick else 96
+    num_tokens = 32 if arguments.quick else 64
     rounds = arguments.rounds or (3 if arguments.quick else 8)
     cells = [Cell(*key) for key in itertools.product(KINDS, arguments.drafters, concurrencies)]
     async with AsyncExitStack() as stack:
@@ -274,7 +296,7 @@ async def run(arguments: argparse.Namespace) -> None:
             process = DrafterProcess("--kind", "model", "--model", EMBEDDED_DRAFTER)
             members.append((await stack.enter_async_context(process)).member)
         system = await stack.enter_async_context(running_system(SpeculationConfig(), members))
-        await system.run(KINDS["chat"][:4], 16, "warm", mode="on")
+        await system.run(KINDS["chat"][:4], 4, 16, "warm", mode="on")
         await print_tax(system, rounds, num_tokens)
         profiles = []
         for number in range(rounds):

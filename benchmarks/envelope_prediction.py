@@ -4,11 +4,11 @@
     python -m benchmarks.envelope --out envelope.json
     python -m benchmarks.envelope_prediction drafter.json envelope.json
 
-For each cell of the envelope the simulator runs the same requests, all at once, over the drafter's
-table and the mean of those that the envelope took of its verifier between its rounds. Of the
-measurement it is told the lengths; what a plain step of one client takes beyond its forward, HTTP
-and all; and how many drafts a step of each text accepts where it always speculates, among as few
-clients as there are. Everything else it foretells: how batches grow, what the planner verifies,
+For each cell of the envelope the simulator runs the same requests of as many clients, over the
+drafter's table and the mean of those that the envelope took of its verifier between its rounds. Of
+the measurement it is told the lengths; what a plain step of one client takes beyond its forward,
+HTTP and all; and how many drafts a step of each text accepts where it always speculates, among as
+few clients as there are. Everything else it foretells: how batches grow, what the planner verifies,
 when the path policy switches.
 
 Drafts of the suffix drafter are made inside the verifier and cost next to nothing; here a drafter
@@ -22,7 +22,6 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -66,11 +65,12 @@ def scenario_of(
     num_tokens: int,
     beyond_ms: float = 0.0,
 ) -> Scenario:
-    """The machine and the requests of a cell; they are all to come at once. `beyond_ms`: of a step,
+    """The machine and the requests of a cell, whose times do not count. `beyond_ms`: of a step,
     beside its forward."""
     verifier = {context: _mean_table(profiles, context) for context in ("0", CONTEXT)}
     steps = {int(tokens): ms + beyond_ms for tokens, ms in verifier["0"].items()}
-    prompt_tokens = round(cell["runs"]["off"][0]["prompt_tokens"])
+    plain = cell["runs"]["off"][0]
+    num_requests, prompt_tokens = len(plain["accepted_per_step"]), round(plain["prompt_tokens"])
     context_ms = 1e3 * (verifier[CONTEXT]["1"] - verifier["0"]["1"]) / int(CONTEXT)
     drafting: dict[str, Any] = {"count": 1, "token_ms": {1: 0.001}, "prompt_ms": 0, "rtt_ms": 0.01}
     if cell["drafter"] == "model":
@@ -96,7 +96,7 @@ def scenario_of(
             "load": {
                 "kind": "rate",
                 "arrivals": "constant",
-                "rate": [{"at_s": 0, "per_s": (cell["concurrency"] + 0.5) / DURATION_S}],
+                "rate": [{"at_s": 0, "per_s": (num_requests + 0.5) / DURATION_S}],
             },
             "verifiers": {
                 "count": 1,
@@ -117,20 +117,17 @@ def _mean_table(profiles: Sequence[Profile], context: str) -> dict[str, float]:
     return {tokens: statistics.mean(table[tokens] for table in tables) for tokens in tables[0]}
 
 
-def predicted(scenarios: Sequence[Scenario], mode: str) -> float:
-    """Tokens per second until the last of the requests, which come at once, has its answer. The
-    scenarios differ in what drafts of each text are worth, and are taken by turns."""
+def predicted(scenarios: Sequence[Scenario], mode: str, num_clients: int) -> float:
+    """Tokens per second until a client finds no request left. The scenarios differ in what drafts
+    of each text are worth, and are taken by turns."""
     of_text = [make_requests(scenario) for scenario in scenarios]
-    requests = [
-        replace(of_text[index % len(of_text)][index], arrival_s=0.0)
-        for index in range(len(of_text[0]))
-    ]
+    requests = [of_text[index % len(of_text)][index] for index in range(len(of_text[0]))]
     arm = Arm.model_validate({"name": mode, "mode": mode})
-    cluster = SimulatedCluster(scenarios[0], arm, requests)
+    cluster = SimulatedCluster(scenarios[0], arm, requests, num_clients=num_clients)
     cluster.run()
-    ends = [one.end_s for one in cluster.outcomes if one.end_s is not None]
-    assert len(ends) == len(requests), "not all were answered"
-    return sum(request.output_tokens for request in requests) / max(ends)
+    idle = cluster.first_idle
+    assert idle is not None, "not all were begun"
+    return idle.num_tokens / idle.at_s
 
 
 def measured_speed(cell: Mapping[str, Any], mode: str) -> float:
@@ -155,7 +152,7 @@ def beyond_forwards_ms(drafter: Profile, envelope: Mapping[str, Any]) -> float:
     profiles, num_tokens = envelope["profiles"], envelope["num_tokens"]
     found = [
         1e3 / measured_speed(cell, "off")
-        - 1e3 / predicted([scenario_of(profiles, drafter, cell, 0.5, num_tokens)], "off")
+        - 1e3 / predicted([scenario_of(profiles, drafter, cell, 0.5, num_tokens)], "off", 1)
         for cell in envelope["cells"]
         if cell["concurrency"] == 1
     ]
@@ -178,7 +175,7 @@ def compare(drafter: Profile, envelope: Mapping[str, Any]) -> list[list[Any]]:
         name = f"{cell['kind']}, {cell['drafter']}, {cell['concurrency']}"
         for mode in MODES:
             measured = measured_speed(cell, mode)
-            rows.append([name, mode, measured, predicted(scenarios, mode)])
+            rows.append([name, mode, measured, predicted(scenarios, mode, cell["concurrency"])])
     return rows
 
 

@@ -49,22 +49,34 @@ class Sample:
 class SimulatedCluster:
     """Routers, verifiers and drafters on one clock."""
 
-    def __init__(self, scenario: Scenario, arm: Arm, requests: list[Request]) -> None:
+    def __init__(
+        self,
+        scenario: Scenario,
+        arm: Arm,
+        requests: list[Request],
+        *,
+        num_clients: int | None = None,
+    ) -> None:
+        """Requests come at their times; or, given clients, each of which has one under way, as soon
+        as a client is free."""
         self.clock = Clock()
         self.outcomes = [RequestOutcome(r.index, r.kind, r.arrival_s) for r in requests]
         """Of all requests, in order of arrival."""
         self.samples: list[Sample] = []
+        self.first_idle: Sample | None = None
+        """When a client first found no request left."""
         self.verifiers: list[SimulatedVerifier] = []
         """All that ever ran, by number."""
         self.drafters: list[SimulatedDrafter] = []
         """The same."""
         self._scenario = scenario
         self._arm = arm
-        self._requests = requests
+        self._requests = iter(requests)
+        self._num_clients = num_clients
         self._usable_drafters: dict[int, SimulatedDrafter] = {}
         policy = scenario.routers.path_policy.model_copy(update={"mode": arm.mode})
         self.routers = [
-            SimulatedRouter(number, scenario.routers, policy, self.clock)
+            SimulatedRouter(number, scenario.routers, policy, self.clock, self._request_ended)
             for number in range(scenario.routers.count)
         ]
         for _ in range(scenario.drafters.count):
@@ -89,21 +101,40 @@ class SimulatedCluster:
             of_drafters = Scaler(scenario.drafters.scaling, scenario.drafters.count)
             clock.every(PERIOD_S, lambda: self._scale_drafters(of_drafters), PERIOD_S)
         clock.every(scenario.duration_s / NUM_SAMPLES, self._sample)
-        self._arrive(iter(self._requests))
+        if self._num_clients is None:
+            self._arrive()
+        for _ in range(self._num_clients or 0):
+            clock.after(0.0, self._ask)
         with _uncollected():
             clock.run(scenario.duration_s)
         self._sample()
 
-    def _arrive(self, requests: Iterator[Request]) -> None:
+    def _arrive(self) -> None:
         """Let one request come after the other."""
-        request = next(requests, None)
+        request = next(self._requests, None)
         if request is not None:
-            self.clock.at(request.arrival_s, lambda: self._take(request, requests))
+            self.clock.at(request.arrival_s, lambda: self._come(request))
 
-    def _take(self, request: Request, others: Iterator[Request]) -> None:
+    def _come(self, request: Request) -> None:
+        self._take(request)
+        self._arrive()
+
+    def _take(self, request: Request) -> None:
         router = self.routers[request.router % len(self.routers)]
         router.take(request, self.outcomes[request.index])
-        self._arrive(others)
+
+    def _ask(self) -> None:
+        """A client is free."""
+        request = next(self._requests, None)
+        if request is not None:
+            self.outcomes[request.index].arrival_s = self.clock.now
+            self._take(request)
+        elif self.first_idle is None:
+            self.first_idle = self._look()
+
+    def _request_ended(self) -> None:
+        if self._num_clients is not None:
+            self.clock.after(self._scenario.routers.network_ms / 1e3, self._ask)
 
     # --- members ---
 
@@ -212,21 +243,22 @@ class SimulatedCluster:
     # --- what is seen of it ---
 
     def _sample(self) -> None:
+        self.samples.append(self._look())
+
+    def _look(self) -> Sample:
         sequences = [s for v in self.verifiers for s in (*v.running, *v.waiting)]
         plain = sum(s.is_plain for s in sequences)
         speculating = sum(router.policy.mode is Path.SPECULATIVE for router in self.routers)
-        self.samples.append(
-            Sample(
-                at_s=self.clock.now,
-                speculative=len(sequences) - plain,
-                plain=plain,
-                mode_share=speculating / len(self.routers),
-                num_tokens=sum(v.num_tokens for v in self.verifiers),
-                num_refused=sum(router.num_refused for router in self.routers),
-                drafters_busy_s=sum(d.busy_s for d in self.drafters),
-                num_verifiers=sum(not v.draining for v in self.verifiers),
-                num_drafters=len(self._usable_drafters),
-            )
+        return Sample(
+            at_s=self.clock.now,
+            speculative=len(sequences) - plain,
+            plain=plain,
+            mode_share=speculating / len(self.routers),
+            num_tokens=sum(v.num_tokens for v in self.verifiers),
+            num_refused=sum(router.num_refused for router in self.routers),
+            drafters_busy_s=sum(d.busy_s for d in self.drafters),
+            num_verifiers=sum(not v.draining for v in self.verifiers),
+            num_drafters=len(self._usable_drafters),
         )
 
 

@@ -6,7 +6,7 @@ in production. A report takes no time to arrive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -94,7 +94,9 @@ class SimulatedRouter:
         config: Routers,
         policy: PathPolicyConfig,
         clock: Clock,
+        on_end: Callable[[], None],
     ) -> None:
+        """`on_end` hears of each request that has ended, however."""
         self.number = number
         self.policy = PathPolicy(policy, clock.now)
         self.admission = Admission(config.admission)
@@ -103,6 +105,7 @@ class SimulatedRouter:
         self.num_refused = 0
         self._network_s = config.network_ms / 1e3
         self._clock = clock
+        self._on_end = on_end
         self._links: dict[int, _Link] = {}
         self._auto: dict[int, _Held] = {}
         """Requests that follow the cluster's mode, by index, in order of age."""
@@ -243,3 +246,4 @@ class SimulatedRouter:
         slots.close()
         outcome.outcome = how
         self.num_refused += how is Outcome.REFUSED
+        self._on_end()

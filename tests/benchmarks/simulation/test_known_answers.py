@@ -62,6 +62,31 @@ def test_a_stream_alone_takes_a_step_for_each_token() -> None:
     assert one.tpot_ms == pytest.approx(40.0)
 
 
+def test_clients_keep_one_request_each_under_way() -> None:
+    """Six answers of ten steps by three clients: three at once, and each of them once more."""
+    scenario = tiny(
+        duration_s=20.0,
+        traffic={"chat": {"prompt_tokens": exactly(8), "output_tokens": exactly(10)}},
+        load={"kind": "rate", "arrivals": "constant", "rate": [{"at_s": 0, "per_s": 6.5 / 20.0}]},
+        drafters={"count": 0},
+        routers={"count": 1},
+    )
+    arm = Arm.model_validate({"name": "off", "mode": "off"})
+    requests = make_requests(scenario)
+    cluster = SimulatedCluster(scenario, arm, requests, num_clients=3)
+    cluster.run()
+    assert len(requests) == 6
+    step_s = 0.040
+    arrivals = [one.arrival_s for one in cluster.outcomes]
+    ends = sorted(one.end_s for one in cluster.outcomes if one.end_s is not None)
+    assert arrivals[:3] == [0.0] * 3
+    assert arrivals[3:] == ends[:3]
+    assert cluster.first_idle is not None
+    assert cluster.first_idle.at_s == ends[3]
+    assert ends[3] == pytest.approx(20 * step_s, abs=2 * step_s)
+    assert cluster.first_idle.num_tokens == pytest.approx(60, abs=3)
+
+
 def test_a_prompt_costs_its_share() -> None:
     """One step reads 400 tokens and draws the first; each takes a millisecond if it draws."""
     scenario = tiny(
