@@ -9,9 +9,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from engine.int8 import quantized
 from engine.models.distilled import SCALE_SUFFIX, WEIGHTS_FILE, DrafterDescription
-
-_LARGEST = 127
 
 
 def write_drafter(
@@ -39,16 +38,6 @@ def write_drafter(
     _replace(folder / WEIGHTS_FILE, lambda file: save_file(tensors, file))
     text = description.model_dump_json(indent=2, exclude_none=True) + "\n"
     _replace(folder / "config.json", lambda file: file.write_text(text, encoding="utf-8"))
-
-
-def quantized(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The nearest int8 and the scales of the rows.
-
-    matrix   # [rows, columns] float32
-    returns  # [rows, columns] int8, [rows] float32
-    """
-    scales = (matrix.abs().amax(dim=1) / _LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
-    return (matrix / scales[:, None]).round().to(torch.int8), scales
 
 
 def _replace(file: Path, write: Callable[[Path], object]) -> None:

@@ -72,7 +72,9 @@ def _distilled(
 ) -> Decoder:
     ends = read_ends(target_folder, target_spec, target_config, dtype, device)
     distilled = read_distilled(drafter, ends, target_spec, target_config)
-    decoder = _lean(config, distilled.spec, distilled.weights, dtype, device)
+    # It may be a little off: its target corrects it.
+    int8 = dtype == torch.bfloat16
+    decoder = _lean(config, distilled.spec, distilled.weights, dtype, device, int8=int8)
     if distilled.vocabulary is None:
         return decoder
     return DraftVocabulary(decoder, distilled.vocabulary, target_spec.vocab_size)
@@ -84,9 +86,12 @@ def _lean(
     weights: DecoderWeights,
     dtype: torch.dtype,
     device: torch.device,
+    *,
+    int8: bool = False,
 ) -> Decoder:
+    """With `int8` where the decoder can."""
     if _runs_native(config, dtype, device):
-        return NativeDecoder(spec, weights, dtype, config.num_threads)
+        return NativeDecoder(spec, weights, dtype, config.num_threads, int8=int8)
     from engine.models.torch_decoder import TorchDecoder
 
     return TorchDecoder(spec, weights, dtype, device, deterministic=config.deterministic)

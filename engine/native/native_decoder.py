@@ -13,11 +13,12 @@ from collections.abc import Sequence
 import torch
 
 from engine.decoder import SequenceSlice
+from engine.int8 import quantized
 from engine.models.spec import Activation, DecoderSpec, DecoderWeights, LayerWeights
 from engine.native.build import native_library
-from engine.native.native_linear import DTYPES
+from engine.native.native_linear import DTYPES, has_int8
 from engine.native.packing import filled_up, pack, padded
-from engine.native.structures import Layer, Matrix, Model, Span, Step
+from engine.native.structures import ELEMENT_TYPES, Layer, Matrix, Model, Span, Step
 
 
 class NativeDecoder:
@@ -27,15 +28,25 @@ class NativeDecoder:
     device = torch.device("cpu")
 
     def __init__(
-        self, spec: DecoderSpec, weights: DecoderWeights, dtype: torch.dtype, num_threads: int
+        self,
+        spec: DecoderSpec,
+        weights: DecoderWeights,
+        dtype: torch.dtype,
+        num_threads: int,
+        *,
+        int8: bool = False,
     ) -> None:
-        """Packs the weights. Raises NativeUnavailableError where the kernels cannot be had."""
+        """Packs the weights. With `int8` the matrices become the nearest int8, where this CPU has
+        kernels for that: half as many bytes come from memory as of bfloat16. Raises
+        NativeUnavailableError where there are no kernels at all."""
         assert dtype in DTYPES
         self._library, machine_code = native_library()
-        self.kernel_class = f"native-{machine_code}"
+        int8 = int8 and has_int8()
+        self.kernel_class = f"native-{machine_code}" + int8 * "-int8"
         self._library.paceline_workspace_floats.restype = ctypes.c_int64
         self._spec = spec
         self._dtype = dtype
+        self._int8 = int8
         self._num_logits = len(weights.head)
         self._panel_width: int = self._library.paceline_panel_width()
         self._slot_group: int = self._library.paceline_slot_group()
@@ -48,7 +59,8 @@ class NativeDecoder:
         for index, layer in enumerate(weights.layers):
             self._fill_layer(index, layer)
         self._model = Model(
-            is_bf16=dtype == torch.bfloat16,
+            weight_type=ELEMENT_TYPES[torch.int8 if int8 else dtype],
+            type=ELEMENT_TYPES[dtype],
             num_layers=len(spec.layers),
             hidden=spec.hidden_size,
             num_heads=spec.num_heads,
@@ -65,7 +77,7 @@ class NativeDecoder:
             final_norm=self._norm(weights.final_norm),
             head=self._matrix(weights.head),
         )
-        if weights.head is not weights.embedding:
+        if int8 or weights.head is not weights.embedding:
             self._model.embedding = self._keep(weights.embedding.contiguous())
 
     # --- memory --------------------------------------------------------------------------------
@@ -142,7 +154,12 @@ class NativeDecoder:
             layer.cosine, layer.sine = self._rotations[spec.rope]
 
     def _matrix(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Matrix:
-        self._kept += (packed := pack(weight.to(self._dtype), bias)).tensors
+        if self._int8:
+            whole, scale = quantized(weight)
+            packed = pack(whole, bias, scale)
+        else:
+            packed = pack(weight.to(self._dtype), bias)
+        self._kept += packed.tensors
         return packed.matrix
 
     def _norm(self, values: torch.Tensor | None) -> int | None:

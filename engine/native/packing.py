@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.native.build import native_library
-from engine.native.structures import Matrix
+from engine.native.structures import ELEMENT_TYPES, Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,25 +20,30 @@ class Packed:
     """The memory that the matrix points to; to be kept as long as it is used."""
 
 
-def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Packed:
-    """Pack a weight of bfloat16 or float32."""
+def pack(
+    weight: torch.Tensor, bias: torch.Tensor | None, scale: torch.Tensor | None = None
+) -> Packed:
+    """Pack a weight of bfloat16 or float32, or of int8.
+
+    weight  # [out, in]
+    scale   # [out] float32, of int8 alone: what a whole number of a row stands for
+    """
     library, _ = native_library()
     num_out, num_in = weight.shape
     weight = weight.contiguous()
-    is_bf16 = ctypes.c_int64(weight.dtype == torch.bfloat16)
+    weight_type = ctypes.c_int64(ELEMENT_TYPES[weight.dtype])
     shape = ctypes.c_int64(num_out), ctypes.c_int64(num_in)
     library.paceline_packed_bytes.restype = ctypes.c_int64
-    panels = torch.empty(library.paceline_packed_bytes(is_bf16, *shape), dtype=torch.uint8)
+    panels = torch.empty(library.paceline_packed_bytes(weight_type, *shape), dtype=torch.uint8)
     library.paceline_pack(
-        is_bf16, ctypes.c_void_p(weight.data_ptr()), *shape, ctypes.c_void_p(panels.data_ptr())
+        weight_type, ctypes.c_void_p(weight.data_ptr()), *shape, ctypes.c_void_p(panels.data_ptr())
     )
-    tensors = [panels] if bias is None else [panels, filled_up(bias)]
-    matrix = Matrix(
-        panels=panels.data_ptr(),
-        bias=None if bias is None else tensors[1].data_ptr(),
-        num_in=num_in,
-        out=num_out,
-    )
+    tensors = [panels]
+    matrix = Matrix(panels=panels.data_ptr(), num_in=num_in, out=num_out)
+    for name, vector in (("scale", scale), ("bias", bias)):
+        if vector is not None:
+            tensors.append(filled_up(vector))
+            setattr(matrix, name, tensors[-1].data_ptr())
     return Packed(matrix, tensors)
 
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from typing import ClassVar
 
+import torch
+
+ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+"""By dtype."""
+
 
 class Matrix(Structure):
     """A packed weight."""
 
     _fields_: ClassVar = [
         ("panels", c_void_p),
+        ("scale", c_void_p),
         ("bias", c_void_p),
         ("num_in", c_int64),
         ("out", c_int64),
@@ -40,7 +46,8 @@ class Layer(Structure):
 
 
 _MODEL_SIZES = (
-    "is_bf16",
+    "weight_type",
+    "type",
     "num_layers",
     "hidden",
     "num_heads",

@@ -1,6 +1,6 @@
-// A step of a Llama-like decoder on a CPU: weights and KV in bfloat16 or float32, sums in float32.
-// Rows stay in float32 too, except that products with bfloat16 weights round them to bfloat16 where
-// the CPU multiplies pairs of it.
+// A step of a Llama-like decoder on a CPU: weights and KV in bfloat16 or float32, weights in int8 too,
+// sums in float32. Rows stay in float32 too, except that products with bfloat16 weights round them to
+// bfloat16 where the CPU multiplies pairs of it.
 //
 // The law of these kernels: the bits of a row depend on its own sequence up to itself and on nothing
 // else. Every output of a product is one sum over k in ascending order (pair by pair, on such a CPU),
@@ -68,7 +68,8 @@ int64_t last_position(const PacelineStep& step) {
     return last;
 }
 
-template <class E>
+// With matrices of W.
+template <class E, class W>
 void forward(const PacelineModel& m, const PacelineStep& step) {
     const Strides s(m);
     const int64_t n = step.num_rows, num_positions = last_position(step);
@@ -86,10 +87,10 @@ void forward(const PacelineModel& m, const PacelineStep& step) {
         const PacelineLayer& layer = m.layers[l];
         for (int64_t r = 0; r < n; r++)
             rms_norm(x + r * s.hidden, layer.attention_norm, m.hidden, m.eps, h + r * s.hidden);
-        product<E>(layer.qkv, n, h, s.hidden, wide, s.qkv, threads);
+        product<W>(layer.qkv, n, h, s.hidden, wide, s.qkv, threads);
         rotate_and_keep<E>(m, layer, step, s, wide);
         attention<E>(m, layer, step, s, wide, attended, scratch, num_positions);
-        product<E>(layer.o, n, attended, s.attention, h, s.hidden, threads);
+        product<W>(layer.o, n, attended, s.attention, h, s.hidden, threads);
         for (int64_t r = 0; r < n; r++) {
             float* row = h + r * s.hidden;
             if (layer.post_attention_norm)
@@ -97,13 +98,13 @@ void forward(const PacelineModel& m, const PacelineStep& step) {
             add(x + r * s.hidden, row, s.hidden);
             rms_norm(x + r * s.hidden, layer.mlp_norm, m.hidden, m.eps, row);
         }
-        product<E>(layer.gate_up, n, h, s.hidden, wide, s.gate_up, threads);
+        product<W>(layer.gate_up, n, h, s.hidden, wide, s.gate_up, threads);
         for (int64_t r = 0; r < n; r++) {
             const float* gate = wide + r * s.gate_up;
             gated_activation(gate, gate + m.intermediate, m.intermediate, m.is_gelu,
                              gated + r * s.intermediate);
         }
-        product<E>(layer.down, n, gated, s.intermediate, h, s.hidden, threads);
+        product<W>(layer.down, n, gated, s.intermediate, h, s.hidden, threads);
         for (int64_t r = 0; r < n; r++) {
             float* row = h + r * s.hidden;
             if (layer.post_mlp_norm) rms_norm(row, layer.post_mlp_norm, m.hidden, m.eps, row);
@@ -112,7 +113,7 @@ void forward(const PacelineModel& m, const PacelineStep& step) {
     }
     for (int64_t i = 0; i < step.num_logits; i++)
         rms_norm(x + step.logit_rows[i] * s.hidden, m.final_norm, m.hidden, m.eps, h + i * s.hidden);
-    product<E>(m.head, step.num_logits, h, s.hidden, step.logits, padded_out(m.head), threads);
+    product<W>(m.head, step.num_logits, h, s.hidden, step.logits, padded_out(m.head), threads);
 }
 
 template <class E>
@@ -125,6 +126,15 @@ void pack(const char* weight, int64_t out, int64_t in, char* panels) {
             memcpy(place_in_panel<E>(panel, k, o % width), weight + (o * in + k) * E::kBytes,
                    E::kBytes);
     }
+}
+
+// f of an element type.
+template <class F>
+auto of_type(int64_t type, F f) {
+#if defined(PACELINE_INT8)
+    if (type == kInt8) return f(Int8{});
+#endif
+    return type == kBfloat16 ? f(Bf16{}) : f(F32{});
 }
 
 }  // namespace
@@ -143,25 +153,38 @@ int64_t paceline_workspace_floats(const PacelineModel* m, int64_t num_rows, int6
            m->num_threads * attention_floats(*m, s, num_positions);
 }
 
+// Whether there are products with int8 for this CPU.
+int64_t paceline_has_int8() {
+#if defined(PACELINE_INT8)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
 // Bytes of a packed matrix.
-int64_t paceline_packed_bytes(int64_t is_bf16, int64_t out, int64_t in) {
+int64_t paceline_packed_bytes(int64_t weight_type, int64_t out, int64_t in) {
     const int64_t num_panels = padded(out, 2 * kLanes) / (2 * kLanes);
-    return num_panels * (is_bf16 ? panel_bytes_of<Bf16>(in) : panel_bytes_of<F32>(in));
+    return num_panels * of_type(weight_type, [&](auto e) { return panel_bytes_of<decltype(e)>(in); });
 }
 
 // weight [out][in] elements.
-void paceline_pack(int64_t is_bf16, const char* weight, int64_t out, int64_t in, char* panels) {
-    is_bf16 ? pack<Bf16>(weight, out, in, panels) : pack<F32>(weight, out, in, panels);
+void paceline_pack(int64_t weight_type, const char* weight, int64_t out, int64_t in, char* panels) {
+    of_type(weight_type, [&](auto e) { pack<decltype(e)>(weight, out, in, panels); });
 }
 
-// y = x W^T + bias alone; x [rows][in], y [rows][out padded]. What was in x is lost.
-void paceline_product(int64_t is_bf16, const Matrix* m, int64_t rows, float* x, float* y,
+// y = x W^T * scale + bias alone; x [rows][in], y [rows][out padded]. What was in x is lost.
+void paceline_product(int64_t weight_type, const Matrix* m, int64_t rows, float* x, float* y,
                       int64_t num_threads) {
-    is_bf16 ? product<Bf16>(*m, rows, x, m->in, y, padded_out(*m), num_threads)
-            : product<F32>(*m, rows, x, m->in, y, padded_out(*m), num_threads);
+    of_type(weight_type, [&](auto e) {
+        product<decltype(e)>(*m, rows, x, m->in, y, padded_out(*m), num_threads);
+    });
 }
 
 void paceline_forward(const PacelineModel* m, const PacelineStep* step) {
-    m->is_bf16 ? forward<Bf16>(*m, *step) : forward<F32>(*m, *step);
+    of_type(m->weight_type, [&](auto w) {
+        typedef decltype(w) W;
+        m->type == kBfloat16 ? forward<Bf16, W>(*m, *step) : forward<F32, W>(*m, *step);
+    });
 }
 }

@@ -14,13 +14,18 @@ struct PacelineLayer {
     char* values;  // [block][kv head][head_dim / 16][slot][16 elements]
 };
 
+// How elements are stored.
+enum ElementType : int64_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
+
 struct PacelineModel {
-    int64_t is_bf16, num_layers, hidden, num_heads, num_kv_heads, head_dim, intermediate, is_gelu;
+    int64_t weight_type;  // of the matrices
+    int64_t type;         // of embeddings, keys and values; no kInt8
+    int64_t num_layers, hidden, num_heads, num_kv_heads, head_dim, intermediate, is_gelu;
     int64_t block_size, num_threads;
     float eps, attention_scaling, embedding_scale;
     const PacelineLayer* layers;
     const float* final_norm;
-    const char* embedding;  // [vocab][hidden] elements; null where the head's panels hold it
+    const char* embedding;  // [vocab][hidden] elements; null where the head's panels hold them
     Matrix head;
 };
 

@@ -1,12 +1,16 @@
 // Products of rows with a packed matrix: every output is one sum over k in ascending order, or over
-// pairs of k (Bf16Pairs).
+// pairs of k (Bf16Pairs, Int8).
 #pragma once
+
+#include <float.h>
+#include <math.h>
 
 #include "vectors.h"
 
 // A packed weight.
 struct Matrix {
     const char* panels;  // [out / 2 L][in / kInputs][2 L kInputs elements], padded with zeros
+    const float* scale;  // [out padded], of Int8: what a weight of one stands for
     const float* bias;   // [out padded], or null
     int64_t in, out;
 };
@@ -133,7 +137,54 @@ void round_rows<Bf16Pairs>(float* x, int64_t rows, int64_t in, int64_t x_stride)
 }
 #endif
 
-// y = x W^T + bias; x [rows][in], y [rows][out padded]. What was in x is lost.
+#if defined(PACELINE_INT8)
+// Largest whole number of a row of which products with so many weights cannot overflow a sum.
+inline int32_t largest_word(int64_t in) {
+    const int64_t most = INT32_MAX / (128 * padded(in, 2));
+    return most < INT16_MAX ? most : INT16_MAX;
+}
+
+// Where a row that was rounded to whole numbers keeps what one of them stands for: behind them.
+inline int64_t place_of_scale(int64_t in) { return in - 1; }
+
+// Rounds rows to 16 bits where they lie, so that each begins with its pairs, the last one filled up. A
+// row that is not finite becomes one of NaN.
+template <>
+void round_rows<Int8>(float* x, int64_t rows, int64_t in, int64_t x_stride) {
+    const float most = largest_word(in);
+    for (int64_t r = 0; r < rows; r++) {
+        float* row = x + r * x_stride;
+        uint32_t largest_bits = 0;
+        for (int64_t k = 0; k < in; k++) {
+            const uint32_t bits = load<uint32_t>(row + k) & 0x7fffffffu;
+            largest_bits = bits > largest_bits ? bits : largest_bits;
+        }
+        const float largest = load<float>(&largest_bits);
+        const float factor = largest > 0 && largest <= FLT_MAX ? most / largest : 0;
+        const float scale = largest <= FLT_MAX ? largest / most : NAN;
+        for (int64_t k = 0; k < in; k += 32) {
+            float values[32] = {};
+            int16_t rounded[32];
+            const int64_t count = in - k < 32 ? in - k : 32;
+            memcpy(values, row + k, count * sizeof(float));
+            // Adding this rounds to an integer, which is then the lower bits.
+            for (int i = 0; i < 32; i++) values[i] = values[i] * factor + 12582912.0f;
+            for (int i = 0; i < 32; i++) rounded[i] = (int16_t)load<int32_t>(values + i);
+            memcpy((char*)row + 2 * k, rounded, 2 * padded(count, 2));
+        }
+        row[place_of_scale(in)] = scale;
+    }
+}
+
+// Sums of whole numbers as what they stand for.
+inline void scale_sums(const Matrix& m, const float* x, float* y) {
+    const float row_scale = x[place_of_scale(m.in)];
+    for (int64_t i = 0; i < padded_out(m); i++)
+        y[i] = (float)load<int32_t>(y + i) * (m.scale[i] * row_scale);
+}
+#endif
+
+// y = x W^T * scale + bias; x [rows][in], y [rows][out padded]. What was in x is lost.
 template <class E>
 void product(const Matrix& m, int64_t rows, float* x, int64_t x_stride, float* y, int64_t y_stride,
              int num_threads) {
@@ -169,8 +220,11 @@ void product(const Matrix& m, int64_t rows, float* x, int64_t x_stride, float* y
             }
         }
     }
-    if (!m.bias) return;
-    for (int64_t r = 0; r < rows; r++)
+#if defined(PACELINE_INT8)
+    for (int64_t r = 0; m.scale && r < rows; r++)
+        scale_sums(m, x + r * x_stride, y + r * y_stride);
+#endif
+    for (int64_t r = 0; m.bias && r < rows; r++)
         for (int64_t i = 0; i < padded_out(m); i++) y[r * y_stride + i] += m.bias[i];
 }
 

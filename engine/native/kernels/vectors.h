@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -104,6 +104,49 @@ struct F32 : FloatProducts {
         return value;
     }
 };
+
+#if defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
+#define PACELINE_INT8
+// Whole numbers: two bytes for each output, its even input first. Rows are rounded to 16 bits before
+// (round_rows), and a sum is exact. What its lanes hold are integers, though their type is float.
+struct Int8 {
+    static constexpr int kBytes = 1, kInputs = 2;
+#if defined(__AVX512BW__)
+    template <int L>
+    using Weights = __m512i;
+    static inline __m512i words(const char* p) { return _mm512_cvtepi8_epi16(load<__m256i>(p)); }
+    template <int L>
+    static inline __m512i spread(const float* x, int64_t k) {
+        return _mm512_set1_epi32(load<int32_t>(x + k));
+    }
+    static inline Vec<16>::F multiply_add(__m512i value, __m512i w, Vec<16>::F sum) {
+#if defined(__AVX512VNNI__)
+        return (Vec<16>::F)_mm512_dpwssd_epi32((__m512i)sum, w, value);
+#else
+        return (Vec<16>::F)_mm512_add_epi32((__m512i)sum, _mm512_madd_epi16(w, value));
+#endif
+    }
+#else
+    template <int L>
+    using Weights = __m256i;
+    static inline __m256i words(const char* p) { return _mm256_cvtepi8_epi16(load<__m128i>(p)); }
+    template <int L>
+    static inline __m256i spread(const float* x, int64_t k) {
+        return _mm256_set1_epi32(load<int32_t>(x + k));
+    }
+    static inline Vec<8>::F multiply_add(__m256i value, __m256i w, Vec<8>::F sum) {
+        return (Vec<8>::F)_mm256_add_epi32((__m256i)sum, _mm256_madd_epi16(w, value));
+    }
+#endif
+    template <int L>
+    static inline void widen(const char* p, Weights<L>& a, Weights<L>& b) {
+        a = words(p);
+        b = words(p + 2 * L);
+    }
+    template <int L>
+    static inline char* place(char* p, int i) { return p + 2 * i; }
+};
+#endif
 
 #if defined(__AVX512BF16__)
 // bfloat16 for CPUs that multiply pairs of it themselves, twice as many at once as floats: a word for

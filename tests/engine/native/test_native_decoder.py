@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from engine.decoder import SequenceSlice
+from engine.int8 import quantized
 from engine.models.spec import (
     Activation,
     DecoderSpec,
@@ -20,6 +21,7 @@ from engine.models.spec import (
     Rope,
 )
 from engine.native.native_decoder import NativeDecoder
+from engine.native.native_linear import has_int8
 
 SPEC = DecoderSpec(
     hidden_size=44,  # nothing here is a multiple of a vector's length
@@ -83,8 +85,10 @@ def decoder(
     num_threads: int = 1,
     block_size: int = BLOCK_SIZE,
     num_blocks: int = 64,
+    int8: bool = False,
 ) -> NativeDecoder:
-    made = NativeDecoder(spec, random_weights(spec, dtype, tied=tied), dtype, num_threads)
+    weights = random_weights(spec, dtype, tied=tied)
+    made = NativeDecoder(spec, weights, dtype, num_threads, int8=int8)
     made.allocate(num_blocks, block_size)
     return made
 
@@ -168,15 +172,44 @@ def test_bfloat16_keeps_arithmetic_in_float32() -> None:
     assert error < 0.02
 
 
+def in_int8(weights: DecoderWeights) -> DecoderWeights:
+    """What the matrices stand for once they are of int8; embeddings stay as they are."""
+
+    def rounded(matrix: torch.Tensor) -> torch.Tensor:
+        whole, scale = quantized(matrix)
+        return whole.float() * scale[:, None]
+
+    matrices = ("qkv", "o", "gate_up", "down")
+    layers = tuple(
+        dataclasses.replace(layer, **{name: rounded(getattr(layer, name)) for name in matrices})
+        for layer in weights.layers
+    )
+    return dataclasses.replace(weights, layers=layers, head=rounded(weights.head))
+
+
+@pytest.mark.skipif(not has_int8(), reason="this CPU has no products with int8")
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_bits_depend_on_the_sequence_alone(dtype: torch.dtype) -> None:
+def test_with_int8_weights_alone_are_rounded(dtype: torch.dtype, tied: bool) -> None:
+    token_ids = random_ids(6, 150)
+    expected = textbook(SPEC, in_int8(random_weights(SPEC, dtype, tied=tied)), token_ids)
+    made = decoder(dtype, tied=tied, int8=True)
+    logits = feed(made, token_ids, range(10), 70)
+    error = (logits.double() - expected).abs().max() / expected.abs().max()
+    assert error < (0.02 if dtype == torch.bfloat16 else 1e-3)
+    assert made.kernel_class != decoder(dtype).kernel_class
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_bits_depend_on_the_sequence_alone(dtype: torch.dtype, int8: bool) -> None:
     """Whole, cut anywhere, one by one, by two threads, over scattered blocks."""
     token_ids = random_ids(2, 130)
-    expected = feed(decoder(dtype), token_ids, range(9))
+    expected = feed(decoder(dtype, int8=int8), token_ids, range(9))
     rng = random.Random(0)
     scattered = rng.sample(range(64), 9)
     for num_threads in (1, 2):
-        runner = decoder(dtype, num_threads=num_threads)
+        runner = decoder(dtype, num_threads=num_threads, int8=int8)
         single = range(1, 130 if num_threads == 1 else 20)
         assert torch.equal(feed(runner, token_ids, scattered, *single), expected)
         for _ in range(5):
