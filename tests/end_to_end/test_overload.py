@@ -173,4 +173,5 @@ async def test_a_minute_of_five_times_the_capacity(system, tmp_path):
     assert {one.outcome for one in again.records} == {Outcome.OK}
     # The machine may have other work before or after: the peak is what it had in both.
     assert overloaded.tokens_per_s >= 0.9 * min(peak.tokens_per_s, again.tokens_per_s)
-    assert again.tokens_per_s >= 0.9 * min(peak.tokens_per_s, overloaded.tokens_per_s)
+    # A place that was lost would cost a quarter.
+    assert again.tokens_per_s >= 0.8 * min(peak.tokens_per_s, overloaded.tokens_per_s)
