@@ -8,10 +8,11 @@ this process, and the embedded drafter in one of its own. Each cell is a kind of
 a number of clients, each of which has one request under way at any time; in each of its rounds all
 modes answer the same prompts, in an order that rotates, so that what else runs on the machine meets
 all of them alike. Answers that do not count go before, for verifier and router to get used to the
-load. Figures are tokens per second of wall-clock time until a client finds no prompt left: from
-then on fewer are under way. The bound is the 2.5 % quantile of a bootstrap over rounds. First of
-all, while neither has served much: 32 plain streams on a verifier that could speculate against
-those on one that cannot, by turns.
+load. Figures are tokens per second of wall-clock time, from the end of the first answer, before
+which all prompts are read at once, until a client finds no prompt left, after which fewer are under
+way. The bound is the 2.5 % quantile of a bootstrap over rounds. First of all, while neither has
+served much: 32 plain streams on a verifier that could speculate against those on one that cannot,
+by turns.
 benchmarks/envelope_prediction.py compares what `--out` writes with the simulator.
 """
 
@@ -81,22 +82,25 @@ class System:
     async def run(
         self, texts: Sequence[str], num_clients: int, num_tokens: int, salt: str, **speculation: str
     ) -> Run:
-        """All texts, by so many clients."""
+        """All texts, at least two for each of so many clients."""
         waiting = iter(enumerate(texts))
         replies: dict[int, dict[str, Any]] = {}
-        speeds: list[float] = []
-        before, started = self.num_tokens, time.perf_counter()
+        seen: list[tuple[float, int]] = []
+        """When a client came for another prompt, and how many tokens there were by then."""
+        ends: list[int] = []
+        """Places in `seen` where one found none."""
 
         async def ask() -> None:
             for index, text in waiting:
                 replies[index] = await self.complete(text, num_tokens, salt, **speculation)
-            seconds = time.perf_counter() - started
-            speeds.append((self.num_tokens - before) / seconds)
+                seen.append((time.perf_counter(), self.num_tokens))
+            ends.append(len(seen) - 1)
 
         await asyncio.gather(*(ask() for _ in range(num_clients)))
+        (started, before), (ended, after) = seen[0], seen[ends[0]]
         told = [replies[index]["speculation"] for index in range(len(texts))]
         return Run(
-            speeds[0],
+            (after - before) / (ended - started),
             sum(one["path"] == "plain" for one in told) / len(texts),
             [one["num_accepted_tokens"] / max(1, one["num_steps"]) for one in told],
             statistics.mean(_tokens_read(reply["usage"]) for reply in replies.values()),
@@ -228,7 +232,7 @@ async def measure(system: System, cell: Cell, number: int, num_tokens: int) -> N
         drafter = cell.drafter
         return await system.run(texts, cell.concurrency, num_tokens, salt, drafter=drafter, **mode)
 
-    await run(asked[: cell.concurrency], f"{prefix} before")
+    await run(asked, f"{prefix} before")
     for index in range(len(MODES)):
         mode = MODES[(number + index) % len(MODES)]
         cell.runs[mode].append(await run(asked, f"{prefix} {mode}", mode=mode))
@@ -253,7 +257,7 @@ def print_envelope(cells: Sequence[Cell]) -> None:
 
 async def print_tax(configured: System, rounds: int, num_tokens: int) -> None:
     """What a verifier that could speculate loses while nobody does."""
-    texts = texts_of("chat", 32)
+    texts = texts_of("chat", 2 * 32)
     speeds: dict[str, list[float]] = {"could": [], "cannot": []}
     async with running_system(NEVER) as never:
         for number in range(rounds):
@@ -296,7 +300,7 @@ async def run(arguments: argparse.Namespace) -> None:
             process = DrafterProcess("--kind", "model", "--model", EMBEDDED_DRAFTER)
             members.append((await stack.enter_async_context(process)).member)
         system = await stack.enter_async_context(running_system(SpeculationConfig(), members))
-        await system.run(KINDS["chat"][:4], 4, 16, "warm", mode="on")
+        await system.run(KINDS["chat"][:4], 2, 16, "warm", mode="on")
         await print_tax(system, rounds, num_tokens)
         profiles = []
         for number in range(rounds):

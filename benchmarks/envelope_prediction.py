@@ -118,16 +118,17 @@ def _mean_table(profiles: Sequence[Profile], context: str) -> dict[str, float]:
 
 
 def predicted(scenarios: Sequence[Scenario], mode: str, num_clients: int) -> float:
-    """Tokens per second until a client finds no request left. The scenarios differ in what drafts
-    of each text are worth, and are taken by turns."""
+    """Tokens per second as the envelope counts them. The scenarios differ in what drafts of each
+    text are worth, and are taken by turns."""
     of_text = [make_requests(scenario) for scenario in scenarios]
     requests = [of_text[index % len(of_text)][index] for index in range(len(of_text[0]))]
     arm = Arm.model_validate({"name": mode, "mode": mode})
     cluster = SimulatedCluster(scenarios[0], arm, requests, num_clients=num_clients)
     cluster.run()
-    idle = cluster.first_idle
+    free, idle = cluster.first_free, cluster.first_idle
+    assert free is not None, "none was answered"
     assert idle is not None, "not all were begun"
-    return idle.num_tokens / idle.at_s
+    return (idle.num_tokens - free.num_tokens) / (idle.at_s - free.at_s)
 
 
 def measured_speed(cell: Mapping[str, Any], mode: str) -> float:

@@ -63,8 +63,10 @@ class SimulatedCluster:
         self.outcomes = [RequestOutcome(r.index, r.kind, r.arrival_s) for r in requests]
         """Of all requests, in order of arrival."""
         self.samples: list[Sample] = []
+        self.first_free: Sample | None = None
+        """When a client first came for another request."""
         self.first_idle: Sample | None = None
-        """When a client first found no request left."""
+        """When one first found none left."""
         self.verifiers: list[SimulatedVerifier] = []
         """All that ever ran, by number."""
         self.drafters: list[SimulatedDrafter] = []
@@ -134,7 +136,12 @@ class SimulatedCluster:
 
     def _request_ended(self) -> None:
         if self._num_clients is not None:
-            self.clock.after(self._scenario.routers.network_ms / 1e3, self._ask)
+            self.clock.after(self._scenario.routers.network_ms / 1e3, self._ask_again)
+
+    def _ask_again(self) -> None:
+        if self.first_free is None:
+            self.first_free = self._look()
+        self._ask()
 
     # --- members ---
 

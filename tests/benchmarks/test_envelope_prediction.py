@@ -19,7 +19,7 @@ def profile(table: dict[str, float]) -> dict[str, Any]:
 def envelope(
     drafter: str, concurrency: int, accepted_per_step: float, table: dict[str, float] = FLAT
 ) -> dict[str, Any]:
-    accepted = [accepted_per_step] * concurrency
+    accepted = [accepted_per_step] * 2 * concurrency
     run = {"tokens_per_s": 25.0, "accepted_per_step": accepted, "prompt_tokens": 8.0}
     runs = {mode: [run] for mode in MODES}
     cell = {"kind": "chat", "drafter": drafter, "concurrency": concurrency, "runs": runs}
@@ -40,16 +40,20 @@ def test_the_chance_is_found_again(chance: float, depth: int) -> None:
 
 def test_each_text_has_the_acceptance_that_it_had_among_fewest() -> None:
     measured = envelope("model", 4, 0.5)
+    measured["num_texts"]["chat"] = 3
     measured["cells"] += envelope("model", 1, 2.0)["cells"]
-    assert accepted_per_step(measured) == {("chat", "model"): [2.0, 0.5]}
+    assert accepted_per_step(measured) == {("chat", "model"): [2.0, 2.0, 0.5]}
 
 
-def test_one_text_without_drafts_does_not_count_alone() -> None:
-    """The clock stops when the other's answer has ended: five tokens and one in each step."""
+def test_the_clock_runs_from_the_first_answer_s_end_until_a_client_finds_none_left() -> None:
+    """Two texts twice, of 96 tokens: one takes a fifth of the steps. So 19 steps pass before the
+    clock, 19 bring five tokens and one, 58 bring two; then who began the other text is through."""
     measured = envelope("model", 2, 4.0)
-    measured["cells"][0]["runs"]["on"][0]["accepted_per_step"] = [4.0, 0.0]
+    measured["cells"][0]["runs"]["on"][0]["accepted_per_step"] = [4.0, 0.0, 4.0, 0.0]
     foretold = {mode: speed for _, mode, _, speed in compare(DRAFTER, measured)}
-    assert foretold["on"] == pytest.approx(3 * foretold["off"], rel=0.2)
+    tokens_per_step = (19.2 * 6 + 57.6 * 2) / 76.8
+    assert foretold["off"] == pytest.approx(2 * 25.0, rel=0.03)
+    assert foretold["on"] == pytest.approx(tokens_per_step * 25.0, rel=0.1)
 
 
 @pytest.mark.parametrize("concurrency", [1, 4])

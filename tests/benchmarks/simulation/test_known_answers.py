@@ -81,6 +81,8 @@ def test_clients_keep_one_request_each_under_way() -> None:
     ends = sorted(one.end_s for one in cluster.outcomes if one.end_s is not None)
     assert arrivals[:3] == [0.0] * 3
     assert arrivals[3:] == ends[:3]
+    assert cluster.first_free is not None
+    assert cluster.first_free.at_s == ends[0]
     assert cluster.first_idle is not None
     assert cluster.first_idle.at_s == ends[3]
     assert ends[3] == pytest.approx(20 * step_s, abs=2 * step_s)
