@@ -5,14 +5,15 @@
 
 A verifier with the embedded model in a process and on a core of its own; on the others a router in
 this process, and the embedded drafter in one of its own. Each cell is a kind of text, a drafter and
-a number of clients, each of which has one request under way at any time; in each of its rounds all
-modes answer the same prompts, in an order that rotates, so that what else runs on the machine meets
-all of them alike. Answers that do not count go before, for verifier and router to get used to the
-load. Figures are tokens per second of wall-clock time, from the end of the first answer, before
-which all prompts are read at once, until a client finds no prompt left, after which fewer are under
-way. The bound is the 2.5 % quantile of a bootstrap over rounds. First of all, while neither has
-served much: 32 plain streams on a verifier that could speculate against those on one that cannot,
-by turns.
+a number of clients, each of which has one request under way at any time; their first answers are of
+different lengths, so that in every mode a client's prompt is read amid the others' answers. In each
+of its rounds all modes answer the same prompts, in an order that rotates, so that what else runs on
+the machine meets all of them alike. Answers that do not count go before, for verifier and router to
+get used to the load. Figures are tokens per second of wall-clock time, from the end of the first
+answer, before which all prompts are read at once, until a client finds no prompt left, after which
+fewer are under way. The bound is the 2.5 % quantile of a bootstrap over rounds. First of all, while
+neither has served much: 32 plain streams on a verifier that could speculate against those on one
+that cannot, by turns.
 benchmarks/envelope_prediction.py compares what `--out` writes with the simulator.
 """
 
@@ -61,7 +62,7 @@ QUICK_CONCURRENCIES = (1, 8, 32)
 LEAST_MEAN, LEAST_BOUND, MOST_TAX = 0.97, 0.93, 0.02
 RESAMPLES = 1000
 MIN_ANSWERS = 4
-"""Of a round; by default two of each client."""
+"""Of a round; by default three of each client."""
 START_TIMEOUT_S = 120.0
 PROFILE_CONTEXTS = (0, 256)
 """A profile is taken after each round, for the simulator."""
@@ -82,7 +83,7 @@ class System:
     async def run(
         self, texts: Sequence[str], num_clients: int, num_tokens: int, salt: str, **speculation: str
     ) -> Run:
-        """All texts, at least two for each of so many clients."""
+        """All texts, more than one for each of so many clients."""
         waiting = iter(enumerate(texts))
         replies: dict[int, dict[str, Any]] = {}
         seen: list[tuple[float, int]] = []
@@ -92,7 +93,8 @@ class System:
 
         async def ask() -> None:
             for index, text in waiting:
-                replies[index] = await self.complete(text, num_tokens, salt, **speculation)
+                length = answer_tokens(index, num_clients, num_tokens)
+                replies[index] = await self.complete(text, length, salt, **speculation)
                 seen.append((time.perf_counter(), self.num_tokens))
             ends.append(len(seen) - 1)
 
@@ -225,17 +227,22 @@ async def running_system(
 
 async def measure(system: System, cell: Cell, number: int, num_tokens: int) -> None:
     """One round of a cell."""
-    asked = texts_of(cell.kind, max(MIN_ANSWERS, 2 * cell.concurrency))
+    asked = texts_of(cell.kind, max(MIN_ANSWERS, 3 * cell.concurrency))
     prefix = f"{cell.kind} {cell.drafter} {cell.concurrency} {number}"
 
     async def run(texts: Sequence[str], salt: str, **mode: str) -> Run:
         drafter = cell.drafter
         return await system.run(texts, cell.concurrency, num_tokens, salt, drafter=drafter, **mode)
 
-    await run(asked, f"{prefix} before")
+    await run(asked[: 2 * cell.concurrency], f"{prefix} before")
     for index in range(len(MODES)):
         mode = MODES[(number + index) % len(MODES)]
         cell.runs[mode].append(await run(asked, f"{prefix} {mode}", mode=mode))
+
+
+def answer_tokens(index: int, num_clients: int, num_tokens: int) -> int:
+    """Length of an answer: so many tokens, but for the first ones of the clients."""
+    return num_tokens if index >= num_clients else math.ceil(num_tokens * (index + 1) / num_clients)
 
 
 def texts_of(kind: str, count: int) -> list[str]:

@@ -22,10 +22,12 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from benchmarks.envelope import answer_tokens
 from benchmarks.measuring import print_table
 from benchmarks.simulation.cluster import SimulatedCluster
 from benchmarks.simulation.scenario import Arm, Scenario
@@ -122,6 +124,10 @@ def predicted(scenarios: Sequence[Scenario], mode: str, num_clients: int) -> flo
     text are worth, and are taken by turns."""
     of_text = [make_requests(scenario) for scenario in scenarios]
     requests = [of_text[index % len(of_text)][index] for index in range(len(of_text[0]))]
+    requests = [
+        replace(one, output_tokens=answer_tokens(one.index, num_clients, one.output_tokens))
+        for one in requests
+    ]
     arm = Arm.model_validate({"name": mode, "mode": mode})
     cluster = SimulatedCluster(scenarios[0], arm, requests, num_clients=num_clients)
     cluster.run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.envelope import Cell, Run, print_envelope
+from benchmarks.envelope import Cell, Run, answer_tokens, print_envelope
 
 
 def cell(off: list[float], on: list[float], auto: list[float], concurrency: int = 1) -> Cell:
@@ -37,3 +37,9 @@ def test_the_table_names_the_mean_and_the_lowest_bound(capsys) -> None:
     shown = capsys.readouterr().out
     assert "geometric mean 1.000" in shown
     assert "lowest bound 0.800 in chat, suffix, 1" in shown
+
+
+def test_first_answers_end_one_after_the_other() -> None:
+    lengths = [answer_tokens(index, 4, 64) for index in range(12)]
+    assert lengths == [16, 32, 48, 64, *[64] * 8]
+    assert [answer_tokens(index, 1, 64) for index in range(3)] == [64] * 3

@@ -46,12 +46,13 @@ def test_each_text_has_the_acceptance_that_it_had_among_fewest() -> None:
 
 
 def test_the_clock_runs_from_the_first_answer_s_end_until_a_client_finds_none_left() -> None:
-    """Two texts twice, of 96 tokens: one takes a fifth of the steps. So 19 steps pass before the
-    clock, 19 bring five tokens and one, 58 bring two; then who began the other text is through."""
+    """Two texts twice, of 96 tokens but for the first one of 48; one text takes a fifth of the
+    steps. So 10 steps pass before the clock, 19 bring five tokens and one, 67 bring two; then who
+    began with the other text is through."""
     measured = envelope("model", 2, 4.0)
     measured["cells"][0]["runs"]["on"][0]["accepted_per_step"] = [4.0, 0.0, 4.0, 0.0]
     foretold = {mode: speed for _, mode, _, speed in compare(DRAFTER, measured)}
-    tokens_per_step = (19.2 * 6 + 57.6 * 2) / 76.8
+    tokens_per_step = (19.2 * 6 + 67.2 * 2) / 86.4
     assert foretold["off"] == pytest.approx(2 * 25.0, rel=0.03)
     assert foretold["on"] == pytest.approx(tokens_per_step * 25.0, rel=0.1)
 
