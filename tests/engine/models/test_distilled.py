@@ -14,6 +14,7 @@ from cluster.config import EMBEDDED_DRAFTER, EMBEDDED_MODEL, ModelConfig
 from engine.decoder import UnsupportedModelError
 from engine.loader import load_model
 from engine.models.distilled import WEIGHTS_FILE
+from engine.native.native_linear import has_int8
 from tests.support.decoders import feed, pieces_of, pool_blocks, random_ids, read_model
 from tests.support.tiny_drafter import make_tiny_drafter, untrained_student
 from tests.support.tiny_families import CONFIGS, save_random_model
@@ -53,6 +54,18 @@ def test_with_all_its_layers_it_is_its_target(target: Path, tmp_path: Path) -> N
     theirs, ours = logits_of(target), logits_of(drafter)
     assert (theirs.argmax(-1) == ours.argmax(-1)).float().mean() > 0.9
     assert (theirs - ours).abs().mean() < 0.05 * theirs.abs().mean()
+
+
+@pytest.mark.parametrize(("dtype", "is_int8"), [("bfloat16", True), ("float32", False)])
+def test_in_bfloat16_it_multiplies_with_int8_and_its_target_does_not(
+    target: Path, drafter: Path, dtype: str, is_int8: bool
+) -> None:
+    def kernels(folder: Path) -> str:
+        config = ModelConfig(source=str(folder), dtype=dtype, implementation="native")
+        return load_model(config).decoder.kernel_class
+
+    assert kernels(drafter).endswith("-int8") == (is_int8 and has_int8())
+    assert not kernels(target).endswith("-int8")
 
 
 @pytest.mark.parametrize("implementation", ["native", "torch"])
